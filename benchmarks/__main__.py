@@ -27,6 +27,7 @@ from benchmarks import (
     lakehouse,
     large,
     latency,
+    live_config,
     outage,
     pipeline,
     queue,
@@ -62,6 +63,7 @@ BENCHMARKS = {
     "pipeline": Benchmark(pipeline.run),
     "consumers": Benchmark(consumers.run, Sizes(rows=200_000)),
     "latency": Benchmark(latency.run),
+    "live_config": Benchmark(live_config.run, Sizes(seconds=80)),
     "outage": Benchmark(outage.run, Sizes(rate=5_000, seconds=60)),
     "idle": Benchmark(idle.run, Sizes(seconds=30)),
     "start": Benchmark(start.run),
@@ -113,9 +115,9 @@ def _arguments() -> tuple[str | None, dict[str, int]]:
         "queue: messages to fetch; sinks: messages to send",
         "transaction_rows": "read, pipeline, consumers, eventtime, lakehouse: rows per transaction",
         "rounds": "read, large, queue, sinks, start: how often each way is measured",
-        "rate": "latency, outage, sinks, lakehouse: changes per second",
-        "seconds": "latency, outage, idle, sinks, lakehouse: how long is measured; webhook: for "
-        "how long each sink has messages",
+        "rate": "latency, live_config, outage, sinks, lakehouse: changes per second",
+        "seconds": "latency, live_config, outage, idle, sinks, lakehouse: how long is measured; "
+        "webhook: for how long each sink has messages",
         "outage": "outage: for how many seconds a sink is down",
     }
     for field in fields(Sizes):

@@ -75,9 +75,9 @@ class LatencyMeasured:
             "changes": len(self.commits_s),
             "rate": round((len(self.commits_s) - 1) / span_s, 1),
             "rate_asked": self.load.rate,
-            "p50_ms": _percentile(self.latencies_ms, 50),
-            "p95_ms": _percentile(self.latencies_ms, 95),
-            "p99_ms": _percentile(self.latencies_ms, 99),
+            "p50_ms": percentile(self.latencies_ms, 50),
+            "p95_ms": percentile(self.latencies_ms, 95),
+            "p99_ms": percentile(self.latencies_ms, 99),
             "max_ms": round(float(self.latencies_ms.max()), 1),
             "cpu_us_per_change": round(
                 cpu_s(self.processes, OWN_ROLES) * 1e6 / len(self.commits_s)
@@ -140,11 +140,11 @@ def _run(
         wait_delivering(source, service, target)
         script = directory / f"{target.name}.sql"
         warm_up = replace(loads[0], seconds=min(_WARM_UP_S, loads[0].seconds))
-        _arrivals(source, client, stream, script, warm_up)
+        arrivals_under(source, client, stream, script, warm_up)
         for load in loads:
             progress(f"latency, {target.name}: {load.rate} changes/s for {load.seconds} s")
             with ProcessMeter(lambda: roles(service, target)) as meter:
-                arrivals = _arrivals(source, client, stream, script, load)
+                arrivals = arrivals_under(source, client, stream, script, load)
             commits_s, latencies_ms = _latencies(arrivals)
             measured.append(
                 LatencyMeasured(load, commits_s, latencies_ms, meter.figures(), service.warnings())
@@ -152,7 +152,7 @@ def _run(
     return measured
 
 
-def _arrivals(
+def arrivals_under(
     source: BenchmarkSource, client: redis.Redis, stream: str, script: Path, load: LatencyLoad
 ) -> Arrivals:
     """Write at the rate, and read until the last of these changes has arrived."""
@@ -197,5 +197,5 @@ def _named(prefix: str, measured: LatencyMeasured) -> dict[str, object]:
     return {f"{prefix}{name}": figure for name, figure in measured.figures().items()}
 
 
-def _percentile(values: npt.NDArray[np.float64], percent: int) -> float:
+def percentile(values: npt.NDArray[np.float64], percent: int) -> float:
     return round(float(np.percentile(values, percent)), 1)

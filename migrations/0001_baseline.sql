@@ -891,6 +891,50 @@ COMMENT ON COLUMN walbrook.audit.database_role IS 'The role that logged in to th
 COMMENT ON COLUMN walbrook.audit.arguments IS 'What was asked for. Of SQL conditions and values of rows only that they were given.';
 
 -- ------------------------------------------------------------------------------------------------
+-- The configuration that runs, and the requests to change it.
+
+CREATE TABLE walbrook.configurations (
+    revision   bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    sources    text[] NOT NULL,
+    path       text NOT NULL,
+    document   text NOT NULL,
+    applied_by text NOT NULL,
+    applied_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    taken_at   timestamptz
+);
+
+COMMENT ON TABLE walbrook.configurations IS 'The configurations that services have run, the latest 100: the one with the highest revision of a service is what runs.';
+COMMENT ON COLUMN walbrook.configurations.sources IS 'The databases of the service.';
+COMMENT ON COLUMN walbrook.configurations.path IS 'The file that it was read from.';
+COMMENT ON COLUMN walbrook.configurations.document IS 'The file as it was applied. References to variables stay references; a secret in the file itself is ***.';
+COMMENT ON COLUMN walbrook.configurations.applied_by IS 'start, or who asked: a role of the database, or SIGHUP.';
+COMMENT ON COLUMN walbrook.configurations.taken_at IS 'Since when every worker serves by it; null: some still end what they had begun.';
+
+CREATE TABLE walbrook.config_requests (
+    id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    action      text NOT NULL CHECK (action IN ('plan', 'apply')),
+    source      text NOT NULL,
+    partly      boolean NOT NULL DEFAULT false,
+    state       text NOT NULL DEFAULT 'waiting'
+                CHECK (state IN ('waiting', 'working', 'done', 'refused')),
+    asked_by    text NOT NULL DEFAULT session_user,
+    asked_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    answered_at timestamptz,
+    revision    bigint,
+    changes     jsonb,
+    result      text,
+    fix         text
+);
+
+COMMENT ON TABLE walbrook.config_requests IS 'Requests to plan or to apply the configuration file of a running service, with what became of them; the latest 1000.';
+COMMENT ON COLUMN walbrook.config_requests.source IS 'A database of the service that is meant.';
+COMMENT ON COLUMN walbrook.config_requests.partly IS 'Whether changes that need a restart of the service are left out; else they refuse the whole.';
+COMMENT ON COLUMN walbrook.config_requests.state IS 'refused: nothing was changed, and result says why.';
+COMMENT ON COLUMN walbrook.config_requests.revision IS 'Of walbrook.configurations: what runs since then.';
+COMMENT ON COLUMN walbrook.config_requests.changes IS 'What differs between the file and what runs, and how each change takes effect.';
+COMMENT ON COLUMN walbrook.config_requests.result IS 'The same, or what is wrong, for people.';
+
+-- ------------------------------------------------------------------------------------------------
 -- What functions take and return.
 
 CREATE TYPE walbrook.received AS (

@@ -1,7 +1,8 @@
 """The Spark driver as a process: ``python -m spark_pipeline CONFIG --term SOURCE=N …``.
 
 Started by the supervisor, which holds the other end of our standard input: when it dies, so do we.
-A source that becomes ready later comes as a line ``SOURCE=N`` on standard input.
+A source that becomes ready later comes as a line ``SOURCE=N`` on standard input, another
+configuration as a line ``revision N``: CONFIG has it then.
 """
 
 from __future__ import annotations
@@ -86,9 +87,15 @@ def run(stop: StopSignal, lines: queue.SimpleQueue[str]) -> int:
     parser = argparse.ArgumentParser(prog="spark_pipeline")
     parser.add_argument("config", type=Path)
     parser.add_argument("--term", action="append", default=[], metavar="SOURCE=N")
+    parser.add_argument("--base", type=Path, help="where relative paths in CONFIG begin")
+    parser.add_argument("--revision", type=int, help="what CONFIG is in walbrook.configurations")
     parser.add_argument("--pulse", type=int, help="descriptor for the sign that Spark is up")
     arguments = parser.parse_args()
-    config = load(arguments.config)
+
+    def loaded() -> Config:
+        return load(arguments.config, base=arguments.base)
+
+    config = loaded()
     configure_logs(config.service)
     begin_snapshots()
     logger = structlog.get_logger("walbrook.driver")
@@ -113,11 +120,11 @@ def run(stop: StopSignal, lines: queue.SimpleQueue[str]) -> int:
         opening.start()
         if needs_spark_first(config):
             opening.join()
-        sources = Sources(spark, config, stop)
+        sources = Sources(spark, config, stop, arguments.revision)
         if spark.failure is None:
             for source, term in terms.items():
                 sources.begin(source, int(term))
-        failures = sources.run(lines)
+        failures = sources.run(lines, loaded)
         opening.join()
         if spark.current is not None:
             stop_session(spark.current)

@@ -28,28 +28,30 @@ class LogStage(SourceStage):
         setattr(self._runner, "_run_query", self._follow_log)  # noqa: B010 (mypy refuses a method)
         super()._run_feed()
 
-    def _follow_log(self) -> None:
+    def _follow_log(self) -> bool:
         runner = self._runner
         assert runner is not None
+        runner.take_settings()
         exchange = runner._exchange
-        planner = Planner(self._settings, self.feed.history, exchange.directory)
+        planner = Planner(runner._settings, self.feed.history, exchange.directory)
         body = FeedBody(
             self.feed,
             planner,
             exchange,
             runner.progress,
-            runner.ended,
+            runner.query_over,
             little=self._settings.little,
             on_read=self._note_read,
         )
         try:
-            while not runner.ended.is_set():
+            while not runner.query_over.is_set():
                 body.take(None, 0)
                 if body.failure is not None:
                     raise body.failure
         finally:
             body.close()
             planner.close()
+        return True
 
 
 def config_of(pipeline: EventPipeline, database: Database, away: str = "") -> Config:

@@ -28,10 +28,11 @@ from cdc.queue.ledger.open import LedgerAddress
 from cdc.replication.wire.seal import Sealer
 from cdc.replication.wire.sealed import Sealed
 from cdc.replication.wire.table_versions import TableVersions
+from cdc.state.consumers import Described
 from cdc.state.feeds import FeedFigures, open_feed
 from cdc.state.health import open_of_kind
 from cdc.state.migrate import migrate
-from cdc.state.positions import Described, register_source, restart_cursor
+from cdc.state.positions import register_source, restart_cursor
 from cdc.state.schema_versions import known_versions, record_versions
 from spark_pipeline.delivery.deliver import Origin
 from spark_pipeline.delivery.isolate import as_walbrook_error

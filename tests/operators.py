@@ -10,8 +10,9 @@ import pytest
 from psycopg.rows import dict_row
 
 from cdc.connection import Connection
+from cdc.state.consumers import Described
 from cdc.state.migrate import migrate
-from cdc.state.positions import Described, register_source
+from cdc.state.positions import register_source
 from tests.fix_postgres import Database
 
 _SOURCE = """

@@ -10,8 +10,9 @@ import psycopg
 
 from cdc.config import SinkConfig
 from cdc.queue.pull_consumers import register_pulls
+from cdc.state.consumers import Described
 from cdc.state.migrate import migrate
-from cdc.state.positions import Described, register_source
+from cdc.state.positions import register_source
 from tests.fix_postgres import Database
 
 SOURCE = "shop"

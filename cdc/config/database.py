@@ -41,7 +41,8 @@ class Publication(Section):
     tables: tuple[Table, ...] | None = Field(
         default=None,
         min_length=1,
-        description="Tables of a publication that is created. If not given, those of the schema "
+        description="Tables of a publication that is created; when the list changes, walbrook "
+        "config apply alters the publication. If not given, those of the schema "
         "public, later ones included, which only a superuser may ask for; before Postgres 15, "
         "all tables.",
     )

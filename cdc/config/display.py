@@ -23,16 +23,17 @@ _IN_URL = {"hostname", "host", "port", "database", "username", "password"}
 
 def show(config: Config) -> str:
     """The effective configuration without its secrets."""
-    return yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True)
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
+    """A value of the configuration as YAML may have it, without its secrets."""
     if isinstance(value, BaseModel):
         return _section(value)
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, SecretText):
         return escape(mask(value))
     if isinstance(value, TableName):
@@ -41,7 +42,7 @@ def _plain(value: object) -> object:
 
 
 def _section(section: BaseModel) -> dict[str, object]:
-    shown = {key: _plain(value) for key, value in section if value is not None}
+    shown = {key: plain(value) for key, value in section if value is not None}
     if isinstance(section, PostgresServer | RedisStreamDestination) and section.url is not None:
         return {key: value for key, value in shown.items() if key not in _IN_URL}
     if isinstance(section, SinkConfig) and section.databases is not None:

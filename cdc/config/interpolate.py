@@ -18,6 +18,8 @@ from collections.abc import Mapping
 _REFERENCE = r"\{([A-Za-z_][A-Za-z0-9_]*)(?:(:[-+])((?:[^}$]|\$(?!\{))*))?\}"
 _DOLLAR = re.compile(rf"\$(?:(\$)|{_REFERENCE}|(\{{))")
 _WHOLE = re.compile(rf"\$({_REFERENCE})")
+REFERENCE = re.compile(rf"(?<!\$)\${_REFERENCE}")
+"""One reference; its groups are the variable, the operator and the word behind it."""
 
 
 class InterpolationError(ValueError):

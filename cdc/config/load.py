@@ -14,10 +14,17 @@ from cdc.config.problems import Problem, model_problems
 from cdc.errors import ConfigError
 
 
-def load(path: Path, environ: Mapping[str, str] = os.environ) -> Config:
-    """Read the file at ``path``; relative paths in it begin at its folder."""
+def load(
+    path: Path, environ: Mapping[str, str] = os.environ, *, base: Path | None = None
+) -> Config:
+    """Read the file at ``path``; relative paths in it begin at ``base``, else at its folder."""
+    return _read(read_file(path), base or path.resolve().parent, environ, str(path))
+
+
+def read_file(path: Path) -> str:
+    """The text of a configuration file."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(
             f"cannot read the configuration file {path}: {error.strerror}",
@@ -25,12 +32,20 @@ def load(path: Path, environ: Mapping[str, str] = os.environ) -> Config:
         ) from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not UTF-8 text", fix="save it as UTF-8") from None
-    return _read(text, path.resolve().parent, environ, str(path))
 
 
-def loads(text: str, base: Path, environ: Mapping[str, str] = os.environ) -> Config:
-    """Read a configuration from text; relative paths in it begin at ``base``."""
-    return _read(text, base, environ, "the configuration")
+def loads(
+    text: str,
+    base: Path,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    origin: str = "the configuration",
+) -> Config:
+    """Read a configuration from text; relative paths in it begin at ``base``.
+
+    ``origin`` is what errors call it.
+    """
+    return _read(text, base, environ, origin)
 
 
 def _read(text: str, base: Path, environ: Mapping[str, str], origin: str) -> Config:

@@ -6,6 +6,8 @@ masked.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pydantic import SecretStr
 
 MASK = "***"
@@ -25,22 +27,26 @@ def mask(secret: SecretText) -> str:
     return mask_url(text) if "://" in text else MASK
 
 
-def mask_url(url: str) -> str:
-    """``postgres://user:***@host/db``: without password and without parameter values."""
+def mask_url(url: str, is_public: Callable[[str], bool] = lambda _part: False) -> str:
+    """``postgres://user:***@host/db``: without password and without parameter values.
+
+    A password, or a value, that ``is_public`` stays.
+    """
     scheme, _, rest = url.partition("://")
     # The last @ ends the user part, so that a password with an unescaped @, / or ? stays hidden.
     user, at, place = rest.rpartition("@")
-    name, colon, _ = user.partition(":")
+    name, colon, password = user.partition(":")
     if set("/?") & set(name):
-        name, colon = MASK, ""
+        name, colon, password = MASK, "", ""
+    if colon and not (password and is_public(password)):
+        password = MASK
     place, question, query = place.partition("?")
-    masked = [_mask_parameter(parameter) for parameter in query.split("&")] if query else []
-    credentials = f"{name}{colon}{MASK if colon else ''}{at}"
-    return f"{scheme}://{credentials}{place}{question}{'&'.join(masked)}"
+    masked = [_mask_parameter(each, is_public) for each in query.split("&")] if query else []
+    return f"{scheme}://{name}{colon}{password}{at}{place}{question}{'&'.join(masked)}"
 
 
-def _mask_parameter(parameter: str) -> str:
-    key, equals, _ = parameter.partition("=")
+def _mask_parameter(parameter: str, is_public: Callable[[str], bool]) -> str:
+    key, equals, value = parameter.partition("=")
     if not equals:
         return MASK
-    return parameter if key in _HARMLESS_PARAMETERS else f"{key}={MASK}"
+    return parameter if key in _HARMLESS_PARAMETERS or is_public(value) else f"{key}={MASK}"

@@ -133,6 +133,21 @@ class Wanted:
             schema=pa.schema([changes.schema.field(name) for name in names]),
         )
 
+    def widened(self, other: Wanted) -> Wanted:
+        """The same with what ``other`` has beyond it.
+
+        Invariant: forms and times keep their places, so a view for ``self`` stays right on what was
+        decoded for the wider one.
+        """
+        return Wanted(
+            tuple(dict.fromkeys((*self.formats, *other.formats))),
+            self.before or other.before,
+            tuple(dict.fromkeys((*self.times, *other.times))),
+            self.keyed or other.keyed,
+            self.described or other.described,
+            self.texts or other.texts,
+        )
+
     def without_texts(self) -> Wanted:
         """The same without the texts of rows."""
         return replace(self, texts=False)

@@ -25,9 +25,10 @@ def main() -> int:
     parser.add_argument("config", type=Path)
     parser.add_argument("source")
     parser.add_argument("--term", type=int, required=True)
+    parser.add_argument("--base", type=Path, help="where relative paths in CONFIG begin")
     parser.add_argument("--pulse", type=int, help="the descriptor for signs of life")
     arguments = parser.parse_args()
-    config = load(arguments.config)
+    config = load(arguments.config, base=arguments.base)
     configure_logs(config.service)
     begin_snapshots()
 

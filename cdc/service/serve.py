@@ -1,33 +1,42 @@
-"""The service of one configuration, from its locks to its end."""
+"""The service of one configuration file, from its locks to its end."""
 
 from __future__ import annotations
 
+import signal
 import socket
+import threading
 import time
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from types import FrameType
 
 import structlog
 
-from cdc.config import load
 from cdc.config.extras import check_extras
 from cdc.logs import configure_logs
+from cdc.reach import reach
 from cdc.service.checks.event_time import check_event_time
 from cdc.service.http.server import HttpServer, StandbyServer, listen
+from cdc.service.live_config.applier import ConfigApplier
+from cdc.service.live_config.file import ConfigCopy, ConfigFile
 from cdc.service.process.ownership import Ownership
 from cdc.service.process.prepare import patiently, prepare_state
 from cdc.service.process.repair import repair
 from cdc.service.process.source_keeper import SourceKeeper, wait_for_sources
 from cdc.service.process.supervisor import Supervisor
+from cdc.state.configurations import give_up_requests, store_configuration
 from cdc.stop import StopSignal
 
 
 def serve(path: Path, stop: StopSignal, *, standby: bool = False) -> int:
     """Prepare the sources of a configuration and run its processes until ``stop``.
 
-    A ``standby`` first waits until no other service serves them.
+    A ``standby`` first waits until no other service serves them. SIGHUP has the file applied as it
+    is then.
     """
-    settings = load(path)
+    signalled = _on_hangup()
+    file = ConfigFile.read(path)
+    settings = file.config
     check_extras(settings.sinks)
     configure_logs(settings.service)
     logger = structlog.get_logger("walbrook.start")
@@ -44,25 +53,50 @@ def serve(path: Path, stop: StopSignal, *, standby: bool = False) -> int:
                 return 0
             held.enter_context(ownership)
         patiently(lambda: prepare_state(settings), stop)
+        revision = patiently(lambda: _stored(file), stop)
+        copy = ConfigCopy(file)
+        held.callback(copy.remove)
         sources = {base.name: SourceKeeper(settings, base) for base in settings.databases}
         for keeper in sources.values():
             held.callback(keeper.close)
         wait_for_sources(sources.values(), stop)
-        supervisor = Supervisor(settings, path.resolve(), sources)
+        supervisor = Supervisor(settings, copy.path, sources, base=copy.base, revision=revision)
+        applier = ConfigApplier(file, revision, copy, supervisor, sources, ownership, signalled)
+        held.callback(applier.close)
         if listener is not None:
             held.enter_context(
                 HttpServer(
                     http,
                     settings.state_dsn(),
                     supervisor,
-                    sources=[*sources],
+                    sources=supervisor.source_names,
                     listener=listener,
                     started_at=time.monotonic(),
                     measured=supervisor,
-                    begin_repair=lambda name, deletes: repair(settings, name, deletes=deletes),
+                    begin_repair=lambda name, deletes: repair(
+                        applier.config, name, deletes=deletes
+                    ),
                 )
             )
         return supervisor.run(stop, ownership.keep)
+
+
+def _stored(file: ConfigFile) -> int:
+    """Note what runs from this start on. Returns its revision."""
+    with reach(file.config.state_dsn(), file.config.state_called()) as state:
+        give_up_requests(state, file.sources)
+        return store_configuration(state, file.sources, str(file.path), file.document(), "start")
+
+
+def _on_hangup() -> threading.Event:
+    """An event that SIGHUP sets from now on."""
+    signalled = threading.Event()
+
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        signalled.set()
+
+    signal.signal(signal.SIGHUP, handle)
+    return signalled
 
 
 def _stand_by(ownership: Ownership, listener: socket.socket | None, stop: StopSignal) -> bool:

@@ -7,11 +7,10 @@ settle.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from datetime import datetime
 
-import orjson
 import pyarrow as pa
 
 from cdc.connection import Connection
@@ -21,10 +20,11 @@ from cdc.errors import OperatorError, SourceError, TransientError
 from cdc.failpoints import reached
 from cdc.generation import Generation
 from cdc.state.backfill_chunks import PIECE_DONE, PieceDone
+from cdc.state.consumers import Described, register_consumers
 from cdc.state.dead_letters import DeadLetter, bury
 from cdc.state.feeds import FeedFigures, require_latest, show_feed
 from cdc.state.fence import DURABLY, FENCE_TO_MOVE, fenced
-from cdc.state.health import Condition, report_conditions, resolve_inactive
+from cdc.state.health import Condition, report_conditions
 from cdc.state.ledgers import TRIM, sweep_ledgers
 from cdc.state.queued_messages import let_wait, store
 
@@ -55,50 +55,10 @@ VALUES (%s, %s, %s, '', '0/0', %s)
        state_since = CASE WHEN s.state = 'stopped' THEN s.state_since ELSE clock_timestamp() END
 RETURNING term
 """
-# One that comes back goes on at its cursor, a new one begins where its configuration says.
-_ADD_CONSUMERS = """
-INSERT INTO walbrook.consumers (source, name, initial_backfill, cursor_lsn, cursor_idx)
-SELECT s.name, n.name,
-       (SELECT array_agg(t) FROM jsonb_array_elements_text(%(backfills)s::jsonb -> n.name) AS t),
-       CASE n.start WHEN 'restart' THEN s.restart_lsn
-                    WHEN 'earliest' THEN coalesce(s.earliest_lsn, s.restart_lsn)
-                    WHEN 'latest' THEN greatest(s.log_lsn, s.restart_lsn, e.lsn)
-                    ELSE split_part(n.start, ':', 1)::pg_lsn END,
-       CASE n.start WHEN 'restart' THEN s.restart_idx
-                    WHEN 'earliest' THEN coalesce(s.earliest_idx, s.restart_idx)
-                    WHEN 'latest' THEN CASE greatest(s.log_lsn, s.restart_lsn, e.lsn)
-                                            WHEN s.log_lsn THEN s.log_idx
-                                            WHEN s.restart_lsn THEN s.restart_idx
-                                            ELSE 0 END
-                    ELSE split_part(n.start, ':', 2)::bigint END
-  FROM walbrook.sources s, (SELECT %(wal_end)s::pg_lsn AS lsn) e,
-       unnest(%(names)s::text[], %(starts)s::text[]) AS n (name, start)
- WHERE s.name = %(source)s
-    ON CONFLICT (source, name) DO NOTHING
-"""
 _CONSUMER_ERROR = """
 UPDATE walbrook.consumers SET last_error = %s, error_at = clock_timestamp()
  WHERE source = %s AND name = %s
 """
-_DESCRIBE = """
-UPDATE walbrook.consumers c
-   SET destination = n.destination, priority = n.priority, backlog_max = n.backlog_max,
-       backlog_on_full = n.on_full, place = n.place,
-       rewind_ways = string_to_array(n.rewind_ways, ' '),
-       reload_refusal = nullif(n.reload_refusal, ''),
-       takes = n.takes::jsonb, repeats_by_key = n.repeats_by_key,
-       -- Another destination lacks nothing of what this one was sent.
-       top_lsn = CASE WHEN c.place = n.place THEN c.top_lsn END,
-       top_idx = CASE WHEN c.place = n.place THEN c.top_idx END,
-       lost_at = CASE WHEN c.place = n.place THEN c.lost_at END
-  FROM unnest(%s::text[], %s::text[], %s::int[], %s::bigint[], %s::text[], %s::text[],
-              %s::text[], %s::text[], %s::text[], %s::bool[])
-         AS n (name, destination, priority, backlog_max, on_full, place, rewind_ways,
-               reload_refusal, takes, repeats_by_key)
- WHERE c.source = %s AND c.name = n.name
-"""
-_MAKE_QUEUES = "SELECT walbrook.make_queue(id) FROM walbrook.consumers WHERE source = %s AND active"
-_SET_ACTIVE = "UPDATE walbrook.consumers SET active = name = ANY (%s::text[]) WHERE source = %s"
 _LEFT_BEHIND = """
 SELECT c.name, c.cursor_lsn || ':' || c.cursor_idx
   FROM walbrook.consumers c
@@ -195,21 +155,6 @@ class Settlement:
     piece: PieceDone | None = None  # of a backfill: it ends at ``cursor``
 
 
-@dataclass(frozen=True)
-class Described:
-    """What SQL is to know of a consumer from its configuration."""
-
-    destination: str = ""
-    priority: int = 5
-    backlog_max: int | None = None
-    backlog_on_full: str | None = None
-    place: str = ""  # where its destination is, if that keeps a position
-    rewind_ways: tuple[str, ...] = ()  # what a rewind can do with what its destination holds
-    reload_refusal: str | None = None  # why its tables cannot be reloaded; None: they can
-    takes: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by key of its source
-    repeats_by_key: bool = False  # whether it cannot repeat changes of a table without a key
-
-
 def register_source(
     connection: Connection,
     *,
@@ -240,41 +185,16 @@ def register_source(
             _check_same_source(name, str(row[0]), system_identifier)
             answer = connection.execute(_TAKE_OVER, (slot, publication, name))
         term = answer.fetchone()
-        names = list(consumers)
-        connection.execute(_SET_ACTIVE, (names, name))
-        begin = [(starts or {}).get(consumer, "restart") for consumer in names]
-        connection.execute(
-            _ADD_CONSUMERS,
-            {
-                "names": names,
-                "starts": begin,
-                "backfills": orjson.dumps(backfills or {}).decode(),
-                "source": name,
-                "wal_end": None if wal_end_lsn is None else format_lsn(wal_end_lsn),
-            },
+        register_consumers(
+            connection,
+            name,
+            consumers,
+            starts=starts,
+            wal_end_lsn=wal_end_lsn,
+            described=described,
+            backfills=backfills,
         )
-        described_as = {
-            consumer: (described or {}).get(consumer, Described()) for consumer in names
-        }
-        connection.execute(
-            _DESCRIBE,
-            (
-                names,
-                [each.destination for each in described_as.values()],
-                [each.priority for each in described_as.values()],
-                [each.backlog_max for each in described_as.values()],
-                [each.backlog_on_full for each in described_as.values()],
-                [each.place for each in described_as.values()],
-                [" ".join(each.rewind_ways) for each in described_as.values()],
-                [each.reload_refusal or "" for each in described_as.values()],
-                [orjson.dumps(dict(each.takes)).decode() for each in described_as.values()],
-                [each.repeats_by_key for each in described_as.values()],
-                name,
-            ),
-        )
-        connection.execute(_MAKE_QUEUES, (name,))
         sweep_ledgers(connection)
-        resolve_inactive(connection, name)
     return int(str(term[0])) if term else 0
 
 

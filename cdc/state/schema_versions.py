@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 import orjson
 
+from cdc.config.table import TableName
 from cdc.connection import Connection
 from cdc.cursor import Cursor, cursor_of, format_lsn
 from cdc.decoding.schema_change import IDENTITY_WORDS, columns_of, key_of
@@ -36,6 +37,18 @@ VALUES (%(source)s, %(relation)s, %(version)s, %(table_schema)s, %(table_name)s,
         %(since_lsn)s::pg_lsn, %(since_idx)s, %(committed)s, %(announced_lsn)s::pg_lsn,
         %(announced_idx)s)
 """
+# The table that bore a name last is the one that the name means, whatever it is called since.
+_BEARERS = """
+SELECT DISTINCT ON (n.schema, n.name) n.schema, n.name, v.relation::int8
+  FROM unnest(%(schemas)s::text[], %(names)s::text[]) AS n (schema, name)
+  JOIN walbrook.schema_versions v
+    ON v.source = %(source)s AND (v.table_schema, v.table_name) = (n.schema, n.name)
+ ORDER BY n.schema, n.name, v.since_lsn DESC, v.since_idx DESC
+"""
+_NAMES = """
+SELECT relation::int8, table_schema, table_name FROM walbrook.schema_versions
+ WHERE source = %s AND relation = ANY (%s::oid[]) ORDER BY relation, version
+"""
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 
@@ -52,6 +65,46 @@ def known_versions(connection: Connection, source: str, resume: Cursor) -> list[
         )
         for version, schema, lsn, idx, commit_ts, change in rows
     ]
+
+
+def table_oids(
+    connection: Connection, source: str, tables: Sequence[TableName]
+) -> dict[TableName, int]:
+    """The oid of each table that changes were read of under one of these names, the last one."""
+    rows = connection.execute(_BEARERS, _named(source, tables)).fetchall()
+    return {TableName(str(row[0]), str(row[1])): int(str(row[2])) for row in rows}
+
+
+def renamed_tables(
+    connection: Connection, source: str, tables: Sequence[TableName]
+) -> dict[TableName, list[TableName]]:
+    """The names under which changes of these tables were read since they were renamed.
+
+    The reader has written a name before the first change under it is in the log.
+    """
+    oids = table_oids(connection, source, tables)
+    if not oids:
+        return {}
+    names: dict[int, list[TableName]] = {}
+    rows = connection.execute(_NAMES, (source, list(oids.values()))).fetchall()
+    for oid, schema, name in rows:
+        names.setdefault(int(str(oid)), []).append(TableName(str(schema), str(name)))
+    found = {asked: _names_since(asked, names[oid]) for asked, oid in oids.items()}
+    return {asked: since for asked, since in found.items() if since}
+
+
+def _names_since(asked: TableName, names: Sequence[TableName]) -> list[TableName]:
+    """Those that a table has had since it was last called ``asked``; ``names`` are in order."""
+    last = max(at for at, name in enumerate(names) if name == asked)
+    return list(dict.fromkeys(names[last + 1 :]))
+
+
+def _named(source: str, tables: Sequence[TableName]) -> dict[str, object]:
+    return {
+        "source": source,
+        "schemas": [table.schema for table in tables],
+        "names": [table.table for table in tables],
+    }
 
 
 def record_versions(

@@ -14,7 +14,8 @@ LANGUAGE sql STABLE AS $$
                                       'advance_watermark', 'set_partition_idle', 'start_backfill',
                                       'pause_backfill', 'resume_backfill', 'cancel_backfill',
                                       'retry_backfill', 'skip_backfill', 'start_verification',
-                                      'cancel_verification', 'forget', 'forget_source']
+                                      'cancel_verification', 'forget', 'plan_config', 'apply_config',
+                                      'config_answer', 'running_config']
            WHEN 'pull' THEN ARRAY['receive', 'ack', 'nack', 'extend'] END)
         -- Who reads a view must be allowed to call the functions in it.
         OR p.pronamespace = 'walbrook'::regnamespace AND access = 'monitor' AND EXISTS (
@@ -66,6 +67,7 @@ LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM walbrook.grant_monitor(role);
     PERFORM walbrook.grant_functions(role, 'operator');
+    EXECUTE format('GRANT SELECT ON walbrook.configurations, walbrook.config_requests TO %I', role);
     IF with_values THEN
         EXECUTE format('GRANT SELECT ON walbrook.dead_letters, walbrook.events, walbrook.pull_messages, '
                        'walbrook.claim_checks, walbrook.verification_keys TO %I', role);
@@ -74,7 +76,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION walbrook.grant_operator IS 'Let a role do what a monitor does, and pause, resume, rewind, skip, redeliver, discard, push watermarks, mark partitions, and accept gaps and losses; with_values: also read dead letters and what waits, row values included.';
+COMMENT ON FUNCTION walbrook.grant_operator IS 'Let a role do what a monitor does, and pause, resume, rewind, skip, redeliver, discard, push watermarks, mark partitions, accept gaps and losses, and apply the configuration; with_values: also read dead letters and what waits, row values included.';
 
 CREATE OR REPLACE FUNCTION walbrook.grant_pull(role text, VARIADIC consumers text[]) RETURNS void
 LANGUAGE plpgsql AS $$

@@ -334,8 +334,16 @@ def end_run(source: str, run: str) -> None:
     A delivery that is under way sends no other request.
     """
     with _opening:
-        _ended[process_of(run), source] = _stage_of(run)
+        _ended[process_of(run), source] = stage_of(run)
         stale = _take_sinks(lambda known, by: known[0] == source and by == run)
+    for sink in stale:
+        sink.close()
+
+
+def close_sinks(source: str, consumer: str) -> None:
+    """Close what this process has open for a consumer that is not served any more."""
+    with _opening:
+        stale = _take_sinks(lambda known, _by: known[:2] == (source, consumer))
     for sink in stale:
         sink.close()
 
@@ -345,15 +353,15 @@ def process_of(run: str) -> str:
     return run.partition(":")[0]
 
 
-def _stage_of(run: str) -> int:
+def stage_of(run: str) -> int:
     """The number of the stage within its process; 0 for a run that has none."""
     return int(run.partition(":")[2] or 0)
 
 
 def _refuse_ended(share: Share, opened_by: str) -> None:
     """A later stage may have been here before: then this one has ended as well."""
-    process, stage = process_of(share.run), _stage_of(share.run)
-    later = _stage_of(opened_by) - 1 if process_of(opened_by) == process else 0
+    process, stage = process_of(share.run), stage_of(share.run)
+    later = stage_of(opened_by) - 1 if process_of(opened_by) == process else 0
     if 0 < stage <= max(later, _ended.get((process, share.origin.name), 0)):
         raise TransientError(
             f"the stage that delivered to {share.consumer.name} has ended, and another one serves "

@@ -49,6 +49,7 @@ class StageSettings:
     config: Config | None = None  # to check a sink against the tables of its sources
     source_dsn: str = field(default="", repr=False)  # where rows that exist already are read
     publication: str = ""
+    wanted_before: Wanted | None = None  # by the consumers of earlier settings of this process
 
     @property
     def near(self) -> Bounds:
@@ -68,7 +69,8 @@ class StageSettings:
     @cached_property
     def wanted(self) -> Wanted:
         """What decode is asked for, so that every consumer finds its own in it."""
-        return wanted_by([*self.consumers, *self.in_event_time])
+        wanted = wanted_by([*self.consumers, *self.in_event_time])
+        return wanted if self.wanted_before is None else self.wanted_before.widened(wanted)
 
     def require_fit(self, sink: SinkConfig, state: Connection) -> None:
         """OperatorError for a sink that cannot be served as it is configured."""

@@ -77,6 +77,9 @@ class FeedRunner:
         self._cancelling: dict[str, threading.Thread] = {}  # by job group
         self.progress = StageProgress(settings.source)
         self.ended = threading.Event()
+        self.query_over = threading.Event()
+        """The query that runs is to end."""
+        self._next: StageSettings | None = None  # of the next query
         self.failure: Exception | None = None
 
     @property
@@ -102,8 +105,9 @@ class FeedRunner:
         while not self.ended.is_set():
             started = time.monotonic()
             try:
-                self._run_query()
-                return
+                if not self._run_query():
+                    return
+                continue
             except Exception as error:
                 self._error = named(error)
                 if self.ended.is_set() or self._is_fatal(error):
@@ -116,6 +120,22 @@ class FeedRunner:
                     self.failure = error
                     return
             self.ended.wait(backoff.next_s())
+
+    def end(self) -> None:
+        """Let the query end, and begin no other."""
+        self.ended.set()
+        self.query_over.set()
+
+    def widen(self, settings: StageSettings) -> bool:
+        """Have all that these settings ask for decoded; returns whether it is by now.
+
+        What was decoded for less is dropped: workers read that part of the log themselves.
+        """
+        if self._settings.wanted.widened(settings.wanted) == self._settings.wanted:
+            return True
+        self._next = settings
+        self.query_over.set()
+        return False
 
     def figures(self) -> FeedFigures:
         """What SQL is to say of it."""
@@ -148,6 +168,16 @@ class FeedRunner:
             found.append(stopped_feed(self._source, self._error))
         return found
 
+    def take_settings(self) -> None:
+        """Before a query: what it decodes may be more than what the one before has decoded."""
+        self.query_over.clear()
+        if self.ended.is_set():
+            self.query_over.set()
+        following, self._next = self._next, None
+        if following is not None:
+            self._feed.skip(self._feed.position, self._feed.high)
+            self._settings = following
+
     def cancel(self, job_group: str) -> None:
         """End Spark jobs that hang, in a thread: a JVM may not answer."""
         before = self._cancelling.get(job_group)
@@ -159,11 +189,13 @@ class FeedRunner:
         self._cancelling[job_group] = thread
         thread.start()
 
-    def _run_query(self) -> None:
+    def _run_query(self) -> bool:
+        """One query; returns whether another may follow."""
         if self._spark is None:
             raise RuntimeError("a stage without Spark has no query")
         if (session := self._spark.wait(self.ended.is_set, self._on_spark)) is None:
-            return
+            return False
+        self.take_settings()
         with closing(open_log(self._settings.log_directory)) as log:
             if log.history() != self._feed.history or self._feed.position < log.first_batch():
                 self.place()
@@ -175,7 +207,7 @@ class FeedRunner:
             planner,
             exchange,
             self.progress,
-            self.ended,
+            self.query_over,
             little=self._settings.little,
             isolate=self._isolate,
             on_read=self._note_read,
@@ -184,7 +216,7 @@ class FeedRunner:
             self._skip_unneeded(body)
             self._answered = time.monotonic()
             self._query = RunningQuery(session, self._settings, body, exchange)
-            self._query.watch(self.ended, self._note_running)
+            self._query.watch(self.query_over, self._note_running)
         finally:
             self._feed.is_filled = False
             query, self._query = self._query, None
@@ -195,6 +227,7 @@ class FeedRunner:
                 self._answered = None
                 body.close()
                 planner.close()
+        return True
 
     def _skip_unneeded(self, body: FeedBody) -> None:
         """What failed may no longer be needed by a worker in the feed."""

@@ -5,7 +5,7 @@ streaming query again and again, whose body runs in a thread of Spark's; one thr
 for the settler.
 
 A worker in event-time order may have inputs in several sources: it is in the stages of all of them,
-and has its thread in that of the first.
+and has its thread in that of the first. ``take`` gives a running stage other consumers.
 
 Invariants: a consumer has one worker. What a worker cannot do concerns no other. What the query
 cannot do is tried again with backoff. A stop first lets the workers deliver what the log has, up to
@@ -41,10 +41,8 @@ from cdc.state.verifications import consumers_with_verifications
 from cdc.stop import StopSignal
 from spark_pipeline.capacity.backlog import beyond
 from spark_pipeline.capacity.slots import Slots
-from spark_pipeline.delivery.deliver import end_run
 from spark_pipeline.eventtime.workers import EventTimeWorkers
 from spark_pipeline.feed.feed import Feed
-from spark_pipeline.feed.plan import end_jobs, job_group
 from spark_pipeline.feed.stage_settings import StageSettings
 from spark_pipeline.jvm.jvm import end_jvm
 from spark_pipeline.jvm.late import LateSession
@@ -52,13 +50,14 @@ from spark_pipeline.slices.exchange import Exchange
 from spark_pipeline.stage.feed_runner import FeedRunner
 from spark_pipeline.stage.notifications import heard, listen
 from spark_pipeline.stage.readiness import ReadyNotice
+from spark_pipeline.stage.stage_workers import StageWorkers
 from spark_pipeline.stage.status import (
     GIVEN_UP_AFTER,
     StatusWriter,
     slow_step,
 )
 from spark_pipeline.stage.throttle import Throttle
-from spark_pipeline.stage.worker import TABLES_STOPPED, Worker
+from spark_pipeline.stage.worker import TABLES_STOPPED
 from spark_pipeline.workers.base import ATTEMPTS_IN_DRIVER, BaseWorker
 from spark_pipeline.workers.context import WorkerContext
 from spark_pipeline.workers.settler import Settler
@@ -70,7 +69,6 @@ _TICK_S = 0.1
 _LOOK_S = 1.0  # how often rows are looked at for changes by operators, if none is notified
 _REPORT_S = 5.0
 _AHEAD_S = 5.0  # how long a cursor may stand beyond the end of the log before health says so
-_JOIN_S = 5.0  # for workers that end; one that hangs is fenced
 _END_S = 60.0  # for a query that is stopped, and for the last settlement
 _FEED_BYTES_MAX = 64 << 20
 
@@ -91,9 +89,8 @@ class SourceStage:
         self._source, self._term = settings.source, settings.term
         self.feed = Feed(_FEED_BYTES_MAX, patience_s=settings.patience_s)
         self._connections = ConnectionPool(settings.state_dsn, name=f"{self._source}:worker")
-        self.workers: dict[str, BaseWorker] = {}
-        self._event_time = event_time or EventTimeWorkers()
-        self._threads: dict[str, threading.Thread] = {}  # of workers
+        self._staged = StageWorkers(self._source, event_time or EventTimeWorkers(), self._thread)
+        self.workers = self._staged.current
         self.settler: Settler | None = None
         self._throttle = Throttle(settings, self.feed, self.workers)
         self._statuses = StatusWriter(self._source, self._term)
@@ -106,6 +103,15 @@ class SourceStage:
         self._ahead: dict[str, float] = {}  # since when (monotonic) beyond the end of the log
         self._seen: dict[str, Cursor] = {}
         self._has_reported = True  # an earlier process may have reported something
+        self._next = self._taken = settings
+
+    def take(self, settings: StageSettings) -> None:
+        """Serve by these settings soon, which differ in their consumers; from any thread."""
+        self._next = settings
+
+    def has_taken(self, settings: StageSettings) -> bool:
+        """Whether every worker serves by these settings, and no earlier one is at work."""
+        return self._taken is settings
 
     def run(self, drain_timeout_s: float) -> None:
         """Until a stop, then drain; raises what only a person or a new process can mend."""
@@ -116,12 +122,10 @@ class SourceStage:
             for name in ("scratch", "exchange")
         )
         try:
-            context = self._begin(scratch, exchange)
+            context, attempts = self._begin(scratch, exchange)
             settler = self._thread("settler", self._settle)
             feed = self._thread("feed", self._run_feed)
-            for worker in self.workers.values():
-                self._start(worker)
-            self._follow_event_time()
+            self._staged.start(attempts)
             try:
                 while not self._stop.wait(_TICK_S) and not self._fatal:
                     self._tick()
@@ -145,7 +149,7 @@ class SourceStage:
                 return False
         return True
 
-    def _begin(self, scratch: Exchange, exchange: Exchange) -> WorkerContext:
+    def _begin(self, scratch: Exchange, exchange: Exchange) -> tuple[WorkerContext, dict[str, int]]:
         """Take over from earlier processes, place the feed, and make the workers."""
         served = [*self._settings.consumers, *self._settings.in_event_time]
         run = self._opened([consumer.name for consumer in served])
@@ -177,35 +181,13 @@ class SourceStage:
             catch_up=Slots(self._settings.catch_up_workers),
         )
         stopped = open_of_kind(self._connected(), self._source, TABLES_STOPPED)
-        for consumer in self._settings.consumers:
-            attempts = run.consumers.get(consumer.name, 0)
-            self.workers[consumer.name] = Worker(
-                consumer, context, attempts=attempts, stopped=stopped.get(consumer.name)
-            )
+        self._staged.make(context, run.consumers, stopped)
         self._runner.place()
         most = max([run.attempts, *run.consumers.values()])
         if most > ATTEMPTS_IN_DRIVER and self._spark is not None:
             # Something ends the processes that deliver it: only Spark's workers may try it again.
             self._spark.wait(lambda: self._stop.requested)
-        self._event_time.join(context, run.consumers)
-        return context
-
-    def _start(self, worker: BaseWorker) -> None:
-        self._threads[worker.name] = self._thread(worker.name, worker.run)
-
-    def _follow_event_time(self) -> None:
-        """Take in workers whose sources have all begun; those of a source that ended are gone."""
-        found = self._event_time.of(self._source)
-        for consumer in self._settings.in_event_time:
-            before, now = self.workers.get(consumer.name), found.get(consumer.name)
-            if now is before:
-                continue
-            if now is None:
-                del self.workers[consumer.name]
-                continue
-            self.workers[consumer.name] = now
-            if now.home == self._source:
-                self._start(now)
+        return context, run.consumers
 
     def _opened(self, names: list[str]) -> FeedRun:
         """A state database that does not answer yet is waited for."""
@@ -240,9 +222,10 @@ class SourceStage:
             self.settler.note_read(read_to)
 
     def _tick(self) -> None:
-        self._follow_event_time()
+        self._staged.follow_event_time()
         try:
             state = self._connected()
+            self._take(state)
             self._note_recovery()
             notified = heard(state, self._source)
             if notified is not None or time.monotonic() - self._looked >= _LOOK_S:
@@ -263,6 +246,17 @@ class SourceStage:
             self._fatal.append(error)
         except WalbrookError as error:
             _logger.warning("stage.look_failed", source=self._source, error=error)
+
+    def _take(self, state: Connection) -> None:
+        """Go over to other settings, as far as that is possible now."""
+        assert self._runner is not None
+        settings = self._next
+        if settings is not self._settings and self._runner.widen(settings):
+            self._settings = settings
+            for name in self._staged.follow(settings):
+                self._statuses.forget(state, name)
+        if self._staged.are_settled and settings is self._settings:
+            self._taken = settings
 
     def _note_recovery(self) -> None:
         """The state database answers again: end the pauses of workers that it was the cause of."""
@@ -386,23 +380,11 @@ class SourceStage:
         else does not end in time is ended by a new process.
         """
         assert self._runner is not None
-        self._runner.ended.set()
+        self._runner.end()
         feed.join(_END_S)
         if feed.is_alive():
             end_jvm()
-        self._event_time.leave(self._source)
-        context.ended.set()
-        for worker in self.workers.values():
-            worker.nudge()
-        deadline = time.monotonic() + _JOIN_S
-        for thread in self._threads.values():
-            thread.join(max(0.0, deadline - time.monotonic()))
-        context.over.set()
-        end_run(self._source, context.run)
-        for name, thread in self._threads.items():
-            if thread.is_alive() and context.session is not None:
-                group = job_group(context.run, self._source, name)
-                end_jobs(context.session.sparkContext, group)
+        self._staged.end(context)
         assert self.settler is not None
         self.settler.close()
         settler.join(_END_S)

@@ -13,7 +13,7 @@ from cdc.errors import WalbrookError
 from cdc.state.health import Condition, report_conditions
 from cdc.state.workers import WorkerState, WorkerStatus, show_worker
 from spark_pipeline.feed.progress import BodyStep
-from spark_pipeline.workers.state import Work
+from spark_pipeline.workers.state import Reason, Work
 
 _RETRY_LATER_S = 0.1  # the next try is later than SQL says, so there has been one
 GIVEN_UP_AFTER = 5
@@ -56,6 +56,12 @@ class StatusWriter:
                     state, self._source, self._term, conditions, consumer=consumer, scope="worker_"
                 )
                 self._reported[consumer] = conditions
+
+    def forget(self, state: Connection, consumer: str) -> None:
+        """A consumer has no worker any more."""
+        if self._shown.pop(consumer, None) is not None:
+            show_worker(state, self._source, consumer, WorkerStatus(None, Reason.INACTIVE.value))
+        self._reported.pop(consumer, None)
 
     def _is_news(self, consumer: str, status: WorkerStatus, now: float) -> bool:
         """Whether SQL says something else; a try may be over before it is seen."""

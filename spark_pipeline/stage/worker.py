@@ -31,7 +31,6 @@ from spark_pipeline.delivery.deliver import Share, cursors_in
 from spark_pipeline.delivery.gaps import pass_gaps
 from spark_pipeline.delivery.isolate import deliver_carefully
 from spark_pipeline.delivery.ledgers import Ledgers, ledger_name
-from spark_pipeline.delivery.matching import Match
 from spark_pipeline.delivery.outcome import Outcome
 from spark_pipeline.delivery.value_formats import wanted_of_reads
 from spark_pipeline.feed.decoded_range import DecodedRange
@@ -40,6 +39,7 @@ from spark_pipeline.stage.unread_dead_letters import UnreadDeadLetters
 from spark_pipeline.verify.runner import VerifyRunner
 from spark_pipeline.workers.base import BaseWorker, RestartError, UndeliveredError
 from spark_pipeline.workers.context import WorkerContext
+from spark_pipeline.workers.followed_tables import FollowedTables
 from spark_pipeline.workers.gathering import Gathering
 from spark_pipeline.workers.retries import RetryQueue
 from spark_pipeline.workers.settler import Report
@@ -69,7 +69,7 @@ class Worker(BaseWorker):
         self._settings = settings
         (self._input,) = self.inputs.values()
         self._ledgers = Ledgers(settings.source, settings.term, settings.ledger)
-        self._match = Match.of(consumer)
+        self._followed = FollowedTables(consumer, settings.source, context.connections)
         self._cursor = ORIGIN
         self._passed = ORIGIN  # the end of the last range
         self._matched = 0  # changes of this range that it takes
@@ -86,6 +86,11 @@ class Worker(BaseWorker):
         self._backfills = BackfillRunner(consumer, context, self._pieces)
         self._verifications = VerifyRunner(consumer, context)
         self._stopped = stopped  # until its sink says something else
+
+    @property
+    def stopped(self) -> Condition | None:
+        """What is known of tables whose changes wait at the destination."""
+        return self._stopped
 
     @property
     def conditions(self) -> list[Condition]:
@@ -196,6 +201,8 @@ class Worker(BaseWorker):
 
     def _serve_range(self, decoded: DecodedRange) -> None:
         """Deliver and report all of a range that the consumer has not had."""
+        if self._followed.look(decoded.slices):
+            self._consumer = self._followed.consumer
         if decoded.rows:
             self._pieces.changes_came()
         whole, self._matched = self._passed == self._cursor, 0
@@ -398,7 +405,7 @@ class Worker(BaseWorker):
             end,
             self._slices(decoded) if decoded is not None else [],
             decoded.wanted if isinstance(decoded, Piece) else self._settings.wanted,
-            match=self._match,
+            match=self._followed.match,
             ledger=self._ledgers.place(self._consumer, settled),
             state_dsn=self._settings.state_dsn,
             settled_cursor=settled,
@@ -418,7 +425,7 @@ class Worker(BaseWorker):
     def _may_take(self, piece: SliceMarker) -> bool:
         if piece.errors or piece.tables is None:
             return True
-        return self._match.takes_any(piece.tables)
+        return self._followed.match.takes_any(piece.tables)
 
 
 def _remove(share: Share | None) -> None:

@@ -72,7 +72,7 @@ class BaseWorker(ABC):
         self.priority = consumer.priority
         self._clock = PhaseClock("worker", contexts[0].settings.source, consumer.name)
         self.current = CurrentState(self._clock)
-        self._consumer = consumer
+        self._consumer = self._configured = consumer
         self._nudged = threading.Event()
         self._woken = threading.Event()
         isolate = attempts > ATTEMPTS_IN_DRIVER
@@ -87,6 +87,9 @@ class BaseWorker(ABC):
         self._backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
         self._deferred_until = 0.0  # monotonic
         self._fits = False  # as far as is known
+        self._predecessors: list[BaseWorker] = []
+        self.finished = threading.Event()
+        """Set once its thread delivers nothing any more."""
 
     @abstractmethod
     def begin(self) -> bool:
@@ -105,7 +108,37 @@ class BaseWorker(ABC):
         """Whether, while it is served, it has to begin again because of what its row says."""
 
     def run(self) -> None:
-        """Serve until a stage of its sources ends; nothing that breaks on the way ends it."""
+        """Serve until it is ended; nothing that breaks on the way ends it."""
+        try:
+            self._await_predecessors()
+            self._serve_until_ended()
+        finally:
+            self.finished.set()
+
+    def succeed(self, other: BaseWorker) -> None:
+        """Begin no earlier than another worker of the consumer has finished; before ``run``."""
+        self._predecessors.append(other)
+
+    @property
+    def consumer(self) -> SinkConfig:
+        """What it serves, as it was configured when it was made."""
+        return self._configured
+
+    def end(self) -> None:
+        """Let it stop after what is under way; it settles that."""
+        for each in self.inputs.values():
+            each.context.ended.set()
+        self.nudge()
+
+    def _await_predecessors(self) -> None:
+        """Also while it is ended itself: its own successor waits for all of them."""
+        for other in self._predecessors:
+            homes = [self._home, *(each.context for each in other.inputs.values())]
+            while not other.finished.wait(WAIT_S) and not any(each.over.is_set() for each in homes):
+                pass  # what hangs in a stage that has ended is fenced
+        self._predecessors.clear()
+
+    def _serve_until_ended(self) -> None:
         while not self.is_ended:
             try:
                 self._begin_and_serve()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import threading
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 from pyspark.sql import SparkSession
 
@@ -31,7 +32,7 @@ def new_run() -> str:
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """``ended``: workers stop. ``over``: no worker waits for a delivery slot any more."""
+    """``ended``: the worker stops. ``over``: no worker waits for a delivery slot any more."""
 
     settings: StageSettings
     feed: Feed
@@ -44,6 +45,16 @@ class WorkerContext:
     over: threading.Event = field(default_factory=threading.Event)
     catch_up: Slots = field(default_factory=lambda: Slots(4))
     refusals: RefusalLog = field(default_factory=RefusalLog)
+
+    def with_settings(self, settings: StageSettings) -> Self:
+        return replace(self, settings=settings)
+
+    def for_worker(self, run: str | None = None) -> Self:
+        """The context of one worker, which can be ended alone.
+
+        Another ``run`` has its sinks opened again, with the settings of this context.
+        """
+        return replace(self, ended=threading.Event(), run=run or self.run)
 
     @property
     def awaits_spark(self) -> bool:

@@ -13,7 +13,8 @@ from cdc.errors import ConfigError, OperatorError
 from cdc.log.writer import Retention, SegmentLimits
 from cdc.replication.spill.spilled_transaction import BatchLimits
 from cdc.state.backlog import BacklogBounds, LogExtent
-from cdc.state.positions import Described, register_source
+from cdc.state.consumers import Described
+from cdc.state.positions import register_source
 from tests.fix_postgres import Database
 from tests.slot_source import SlotSource, make_slot_source
 from tests.waiting import until

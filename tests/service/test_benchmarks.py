@@ -16,6 +16,7 @@ from benchmarks import (
     idle,
     lakehouse,
     latency,
+    live_config,
     pipeline,
     read,
     sink_postgres,
@@ -46,6 +47,13 @@ def _percentiles(prefix: str) -> tuple[str, ...]:
                 "cpu_us_per_change",
             ),
             id="latency",
+            marks=pytest.mark.chaos,
+        ),
+        pytest.param(
+            live_config.run,
+            Sizes(rate=100, seconds=8),
+            ("applies", "quiet_p99_ms", "changing_p99_ms", "p99_ratio"),
+            id="live_config",
             marks=pytest.mark.chaos,
         ),
         pytest.param(

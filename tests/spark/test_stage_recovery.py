@@ -24,7 +24,7 @@ from cdc.state.positions import consumer_cursors
 from cdc.state.workers import WorkerState
 from cdc.stop import StopSignal
 from spark_pipeline.jvm.late import LateSession
-from spark_pipeline.stage import stage as stage_module
+from spark_pipeline.stage import stage_workers
 from spark_pipeline.stage.feed_runner import FeedRunner
 from spark_pipeline.stage.stage import SourceStage
 from spark_pipeline.workers import base as base_module
@@ -253,7 +253,7 @@ def test_a_worker_that_hangs_delivers_and_settles_nothing_once_its_stage_was_sta
     endpoint: Endpoint,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stage_module, "_JOIN_S", 0.1)
+    monkeypatch.setattr(stage_workers, "_JOIN_S", 0.1)
     pipeline = LogPipeline(state, tmp_path, fourth=hook(endpoint))
     go_on = threading.Event()
     endpoint.script.append(Scripted(after=go_on))

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from cdc.config import Config, loads
-from cdc.state.positions import Described
+from cdc.state.consumers import Described
 from tests.fix_postgres import Database
 from tests.operators import Operator
 

@@ -39,7 +39,7 @@ MORE_IMPORTS = {
     "spark_pipeline.eventtime.ordering": 30,
     "spark_pipeline.feed.cluster": 21,
     "spark_pipeline.stage.feed_runner": 21,
-    "spark_pipeline.stage.stage": 37,
+    "spark_pipeline.stage.stage": 36,
     "spark_pipeline.stage.worker": 33,
     "spark_pipeline.verify.comparison": 22,
 }

@@ -11,8 +11,9 @@ import pytest
 import redis
 
 from cdc.connection import Connection
+from cdc.state.consumers import Described
 from cdc.state.lost_destinations import report_lost_destinations
-from cdc.state.positions import Described, register_source
+from cdc.state.positions import register_source
 from tests.fix_postgres import Database
 from tests.log_pipeline import SOURCE, LogPipeline, arrived
 from tests.queue_pipeline import insert

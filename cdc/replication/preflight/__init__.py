@@ -15,7 +15,8 @@ from cdc.replication.preflight.prepare import (
     SourceIdentity,
     SourceSettings,
     check_source,
+    end_of_wal,
     prepare_source,
 )
 
-__all__ = ["SourceIdentity", "SourceSettings", "check_source", "prepare_source"]
+__all__ = ["SourceIdentity", "SourceSettings", "check_source", "end_of_wal", "prepare_source"]

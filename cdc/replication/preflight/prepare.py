@@ -154,9 +154,14 @@ def _prepare(
         else slots.create_slot(connection, database.slot, snapshots=snapshots),
         slot_created=slot is None,
         slot_active_pid=None if slot is None else slot.active_pid,
-        wal_end_lsn=parse_lsn(_one(connection, _END_OF_WAL)),
+        wal_end_lsn=end_of_wal(connection),
         warnings=tuple(str(warning) for warning in warnings),
     )
+
+
+def end_of_wal(connection: Connection) -> int:
+    """Everything that is committed stands below it."""
+    return parse_lsn(_one(connection, _END_OF_WAL))
 
 
 def _checked(

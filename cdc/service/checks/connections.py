@@ -24,6 +24,7 @@ from cdc.errors import OperatorError, WalbrookError
 from cdc.probing import ProbeResult, probe_all
 from cdc.reach import reach
 from cdc.replication.preflight import check_source
+from cdc.replication.preflight.problem import SourceProblem
 from cdc.service.process.prepare import check_served_before, tables_wanted
 from cdc.state.positions import registered_slot
 
@@ -51,21 +52,26 @@ def check_connections(config: Config, path: Path, deadline_s: float) -> list[Pro
 
 def _source(config: Config, database: Database) -> Callable[[], str]:
     def look() -> str:
-        wanted, schemas = tables_wanted(config, database)
-        registered = _registered_slot(config, database)
-        with reach(database.dsn(), f"database {database.name}") as connection:
-            if registered is not None:
-                check_served_before(connection, database, registered)
-            warnings = check_source(
-                connection,
-                database,
-                wanted,
-                schemas_wanted=schemas,
-                reads=lambda schema, name: is_backfilled(config, database, schema, name),
-            )
+        warnings = check_database(config, database)
         return "ready" + "".join(f"; note: {warning}" for warning in warnings)
 
     return look
+
+
+def check_database(config: Config, database: Database) -> list[SourceProblem]:
+    """Whether a source can be served; OperatorError if not. Returns the warnings."""
+    wanted, schemas = tables_wanted(config, database)
+    registered = _registered_slot(config, database)
+    with reach(database.dsn(), f"database {database.name}") as connection:
+        if registered is not None:
+            check_served_before(connection, database, registered)
+        return check_source(
+            connection,
+            database,
+            wanted,
+            schemas_wanted=schemas,
+            reads=lambda schema, name: is_backfilled(config, database, schema, name),
+        )
 
 
 def is_backfilled(config: Config, database: Database, schema: str, name: str) -> bool:

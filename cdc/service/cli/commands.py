@@ -41,7 +41,7 @@ COMMANDS: Final = {
         "Run the service until SIGTERM or Ctrl-C.",
     ),
     "migrate": LazyCommand("run", "run_app", "Bring the schema walbrook up to date."),
-    "config": LazyCommand("configuration", "config_app", "Check or print a configuration file."),
+    "config": LazyCommand("configuration", "config_app", "Check, print or apply a configuration."),
     "status": LazyCommand("status", "status_app", "Show sources, consumers, cursors and lag."),
     "sources": _listing("List the databases: their readers, slots and logs."),
     "sinks": _listing("List the sinks: what each does, and where it stands."),

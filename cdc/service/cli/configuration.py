@@ -1,4 +1,4 @@
-"""``walbrook config check`` and ``show``."""
+"""``walbrook config check``, ``show``, ``plan``, ``apply`` and ``export``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import typer
 
 from cdc.errors import ConfigError
 from cdc.service.cli.options import DEFAULT_CONFIG, AsJson, ConfigPath, command_group, print_json
+from cdc.service.cli.running_config import running_config_app
 
 if TYPE_CHECKING:
     from cdc.config import Config
     from cdc.probing import ProbeResult
 
-config_app = command_group("Check or print a configuration file.")
+config_app = command_group("Check, print or apply a configuration file.")
+config_app.add_typer(running_config_app)
 
 _UNTRIED = (
     "databases, publications and tables, destinations, the log's directory, the HTTP port: "

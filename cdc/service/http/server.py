@@ -160,7 +160,7 @@ class HealthReader:
         self._started_at = started_at
         self._dsn = state_dsn
         self._supervisor = supervisor
-        self._sources = None if sources is None else list(sources)
+        self._sources = sources  # a list that its owner may change
 
     def complaints(self, sight: HealthSnapshot) -> list[str]:
         """What is not as it should be, a sentence each; none means well."""
@@ -188,7 +188,8 @@ class HealthReader:
     def read(self) -> HealthSnapshot:
         with connect(self._dsn, name="http", statement_s=3) as connection:
             rows = connection.cursor(row_factory=dict_row)
-            given = {"stuck_s": _STUCK_S, "deferred": DEFERRED, "sources": self._sources}
+            sources = None if self._sources is None else list(self._sources)
+            given = {"stuck_s": _STUCK_S, "deferred": DEFERRED, "sources": sources}
             return HealthSnapshot(
                 sources=rows.execute(_SOURCES, given).fetchall(),
                 consumers=rows.execute(_CONSUMERS, given).fetchall(),
@@ -196,7 +197,7 @@ class HealthReader:
                 states=rows.execute(_STATES, given).fetchall(),
                 event_times=read_event_times(rows),
                 backfills=read_backfills(rows),
-                queues=read_queues(rows, self._sources),
+                queues=read_queues(rows, sources),
             )
 
     def collect(self) -> Iterator[Metric]:

@@ -31,7 +31,9 @@ _CLOSE_S = 5.0
 def main() -> int:
     parser = argparse.ArgumentParser(prog="cdc.service.process.log_server")
     parser.add_argument("config", type=Path)
-    config = load(parser.parse_args().config)
+    parser.add_argument("--base", type=Path, help="where relative paths in CONFIG begin")
+    arguments = parser.parse_args()
+    config = load(arguments.config, base=arguments.base)
     configure_logs(config.service)
 
     stop = StopSignal()

@@ -7,7 +7,9 @@ faster, this one stops. A standby service waits for the lock without a bound.
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Iterable
 
 import psycopg
 import structlog
@@ -21,6 +23,7 @@ from cdc.stop import StopSignal
 _logger = structlog.get_logger("walbrook.service")
 
 _LOCK = "SELECT pg_try_advisory_lock(hashtextextended('walbrook.source.' || %s, 0))"
+_UNLOCK = "SELECT pg_advisory_unlock(hashtextextended('walbrook.source.' || %s, 0))"
 _UNLOCK_ALL = "SELECT pg_advisory_unlock_all()"
 _NAME = "SELECT set_config('application_name', %s, false)"
 _SERVICE, _STANDBY = "walbrook:service", "walbrook:standby"  # in pg_stat_activity
@@ -29,7 +32,10 @@ _LOOK_S = 5.0
 
 
 class Ownership:
-    """The locks of all sources of a configuration, on one connection."""
+    """The locks of all sources of a configuration, on one connection.
+
+    All methods may be called from any thread.
+    """
 
     def __init__(self, config: Config) -> None:
         self._dsn = config.state_dsn()
@@ -38,6 +44,7 @@ class Ownership:
         self._connection: Connection | None = None
         self._looked_at = 0.0
         self._is_away = False  # the state database, as was said
+        self._guard = threading.Lock()
 
     def __enter__(self) -> Ownership:
         if self._connection is None:
@@ -83,6 +90,28 @@ class Ownership:
         """Look now and then whether the locks are still ours; take them again if not."""
         if time.monotonic() - self._looked_at < _LOOK_S:
             return
+        with self._guard:
+            self._keep()
+
+    def add(self, sources: Iterable[str]) -> None:
+        """Be the service of more sources: all of them, or none."""
+        with self._guard:
+            for source in sources:
+                if self._connection is None:
+                    raise TransientError("the state database does not answer", fix="try again")
+                self._lock(self._connection, source, wait_s=0.0)
+                self._sources.append(source)
+
+    def remove(self, sources: Iterable[str]) -> None:
+        """Be the service of these no more."""
+        with self._guard:
+            for source in sources:
+                if source in self._sources:
+                    self._sources.remove(source)
+                    if self._connection is not None:
+                        self._connection.execute(_UNLOCK, (source,))
+
+    def _keep(self) -> None:
         self._looked_at = time.monotonic()
         try:
             if self._connection is not None:
@@ -113,8 +142,8 @@ class Ownership:
             self._let_go()
             raise TransientError(f"the state database went away: {str(error).strip()}") from error
 
-    def _lock(self, connection: Connection, source: str) -> None:
-        deadline = time.monotonic() + _WAIT_S
+    def _lock(self, connection: Connection, source: str, wait_s: float = _WAIT_S) -> None:
+        deadline = time.monotonic() + wait_s
         while True:
             row = connection.execute(_LOCK, (source,)).fetchone()
             if row is not None and row[0]:

@@ -31,9 +31,10 @@ from cdc.reach import UnreachableError, reach
 from cdc.replication.preflight import SourceIdentity, prepare_source
 from cdc.replication.source.slot_control import publication_missing
 from cdc.replication.source.slot_row import repair
+from cdc.state.consumers import Described, lock_source, register_consumers
 from cdc.state.health import resolve_unserved
 from cdc.state.migrate import Migration, migrate
-from cdc.state.positions import Described, register_source, registered_slot
+from cdc.state.positions import register_source, registered_slot
 from cdc.stop import StopSignal
 
 _logger = structlog.get_logger("walbrook.start")
@@ -203,12 +204,37 @@ def prepare_database(config: Config, database: Database) -> int:
             described={sink.name: described(sink) for sink in sinks},
             backfills={sink.name: _initial(sink) for sink in sinks if sink.initial_backfill},
         )
-        place = conninfo_to_dict(database.dsn())
-        register_pulls(
+        _register_pulls(state, database, sinks)
+        return term
+
+
+def register_sinks(
+    state: Connection, config: Config, database: Database, wal_end_lsn: int | None
+) -> None:
+    """Register the sinks of a source that is being served; the caller has a transaction.
+
+    A source that has not been ready yet registers its sinks when it is.
+    """
+    sinks = [sink for sink in config.sinks_of(database.name) if sink.status == "active"]
+    if lock_source(state, database.name):
+        register_consumers(
             state,
             database.name,
-            sinks,
-            hostname=str(place.get("host", "")),
-            database=str(place.get("dbname", "")),
+            [sink.name for sink in sinks],
+            starts={sink.name: sink.start_at for sink in sinks},
+            wal_end_lsn=wal_end_lsn,
+            described={sink.name: described(sink) for sink in sinks},
+            backfills={sink.name: _initial(sink) for sink in sinks if sink.initial_backfill},
         )
-        return term
+        _register_pulls(state, database, sinks)
+
+
+def _register_pulls(state: Connection, database: Database, sinks: Sequence[SinkConfig]) -> None:
+    place = conninfo_to_dict(database.dsn())
+    register_pulls(
+        state,
+        database.name,
+        sinks,
+        hostname=str(place.get("host", "")),
+        database=str(place.get("dbname", "")),
+    )

@@ -24,6 +24,7 @@ from cdc.service.process.prepare import START_S, prepare_database
 from cdc.service.process.source_tables import PublicationWatch
 from cdc.state.health import Condition, report_conditions
 from cdc.state.positions import report_not_ready
+from cdc.state.schema_versions import table_oids
 from cdc.stop import StopSignal
 
 _logger = structlog.get_logger("walbrook.start")
@@ -68,6 +69,15 @@ class SourceKeeper:
     def may_pass(self) -> bool:
         """Whether what keeps it is of the kind that may end by itself."""
         return isinstance(self.error, TransientError | psycopg.OperationalError)
+
+    def follow(self, config: Config) -> None:
+        """Another configuration, in which the database is read as before, counts from now on."""
+        self._sinks = [s for s in config.sinks_of(self._name) if s.status == "active"]
+        before, self._database = self._database, config.database(self._name)
+        if before.publication != self._database.publication:
+            # What was taken out of it on purpose is no loss.
+            self._tables = PublicationWatch(self._database.publication.name)
+        self._config = config
 
     def close(self) -> None:
         """Stop, without waiting for a database that does not answer."""
@@ -123,8 +133,12 @@ class SourceKeeper:
     def _look(self) -> None:
         """Compare what sinks ask for with what is published, and report what is missing."""
         assert self.term is not None
+        sinks = self._sinks
+        named = [table for sink in sinks for table in sink.source.include_tables or ()]
+        with connect(self._config.state_dsn(), name="tables", statement_s=_STATEMENT_S) as state:
+            oids = table_oids(state, self._name, named)
         with connect(self._database.dsn(), name="tables", statement_s=_STATEMENT_S) as source:
-            found = self._tables.conditions(source, self._sinks)
+            found = self._tables.conditions(source, sinks, oids)
         with connect(self._config.state_dsn(), name="tables", statement_s=_STATEMENT_S) as state:
             for sink, conditions in found.items():
                 report_conditions(

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import math
 import os
+import queue
 import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -174,33 +176,79 @@ class Child:
         return pause_s
 
 
-class Supervisor:
-    """Runs the processes of one configuration until a stop."""
+@dataclass(frozen=True)
+class ServiceChange:
+    """Another configuration: the sources that it has, and of which of them the reader ends.
 
-    def __init__(self, config: Config, path: Path, sources: Mapping[str, ServedSource]) -> None:
+    The driver hears of the ``revision``, and reads it where it read its first configuration.
+    """
+
+    sources: Mapping[str, ServedSource]
+    ended: frozenset[str]
+    revision: int
+
+
+class Supervisor:
+    """Runs the processes of a configuration until a stop.
+
+    ``change``, ``is_changing``, ``processes`` and ``starting`` may be used from any thread.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        path: Path,
+        sources: Mapping[str, ServedSource],
+        *,
+        base: Path | None = None,
+        revision: int | None = None,
+    ) -> None:
+        """``path`` is what the processes read; ``base`` is where relative paths in it begin."""
         self._drain_timeout_s = config.service.drain_timeout_s
         self._path = path
+        self._base = [] if base is None else [f"--base={base}"]
+        self._revision = revision
         self._sources = sources
+        self.source_names = list(sources)
+        """Those that are served now: always the same list."""
         self._readers: dict[str, Child] = {}
         self._terms: dict[str, int] = {}
         self._came_round_at = time.monotonic()
         self.metrics_directory = begin_directory(config.spark.checkpoint_directory)
         """Where its processes leave what they have measured."""
+        self._changes: queue.SimpleQueue[ServiceChange] = queue.SimpleQueue()
+        self._stopping: list[threading.Thread] = []  # of readers
         # In the environment, not among the arguments, which everyone on the machine can read.
         token = {TOKEN_VARIABLE: secrets.token_urlsafe(32)}
         self._servers = (
-            [Child("log server", _module("cdc.service.process.log_server", path), token)]
+            [
+                Child(
+                    "log server",
+                    _module("cdc.service.process.log_server", path, *self._base),
+                    token,
+                )
+            ]
             if config.serves_log
             else []
         )
         # It beats once, when Spark is up: how long that takes is up to the machine.
         self._driver = Child(
             "driver",
-            _module("spark_pipeline", path),
+            [],
             token | self._measured("driver"),
             has_pulse=True,
             first_pulse_s=math.inf,
         )
+        self._command_driver()
+
+    def change(self, change: ServiceChange) -> None:
+        """Go over to another configuration soon."""
+        self._changes.put(change)
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether a change has not been taken, or a reader that it ends still runs."""
+        return not self._changes.empty() or any(each.is_alive() for each in self._stopping)
 
     def run(self, stop: StopSignal, keep: Callable[[], None]) -> int:
         """Mind the children, and ``keep`` what is ours, until a stop. Returns the exit status."""
@@ -208,6 +256,7 @@ class Supervisor:
             while not stop.wait(_POLL_S):
                 self._came_round_at = time.monotonic()
                 keep()
+                self._take_changes()
                 self._add_ready_sources()
                 for child in self._children:
                     child.mind()
@@ -252,18 +301,52 @@ class Supervisor:
             if name in self._terms or (term := source.term) is None:
                 continue
             self._terms[name] = term
-            command = _module("cdc.replication", self._path, name, f"--term={term}")
+            command = _module("cdc.replication", self._path, name, f"--term={term}", *self._base)
             # A new dictionary, because the HTTP server's threads look through this one.
             child = f"reader {name}"
             reader = Child(child, command, self._measured(child), has_pulse=True)
             self._readers = self._readers | {name: reader}
-            pairs = [f"--term={each}={number}" for each, number in self._terms.items()]
-            self._driver.command = _module("spark_pipeline", self._path, *pairs)
+            self._command_driver()
             self._driver.tell(f"{name}={term}")
 
     def _measured(self, process: str) -> dict[str, str]:
         """What tells a process where to leave what it has measured."""
         return {FILE_VARIABLE: str(file_of(self.metrics_directory, process))}
+
+    def _command_driver(self) -> None:
+        """A driver that is started again serves what is served now, by what was applied last."""
+        arguments = [f"--term={each}={number}" for each, number in self._terms.items()]
+        if self._revision is not None:
+            arguments.append(f"--revision={self._revision}")
+        self._driver.command = _module("spark_pipeline", self._path, *self._base, *arguments)
+
+    def _take_changes(self) -> None:
+        while not self._changes.empty():
+            # The last one counts as taken only when its readers are being stopped.
+            change = self._changes.get()
+            for name in change.ended:
+                self._terms.pop(name, None)
+                reader = self._readers.get(name)
+                self._readers = {k: each for k, each in self._readers.items() if k != name}
+                if reader is not None:
+                    self._stop_apart(reader)
+            if change.sources.keys() != self._sources.keys():
+                for server in self._servers:  # it begins again by itself, with other folders
+                    server.stop(_READER_STOP_S)
+            self._sources = change.sources
+            self.source_names[:] = change.sources
+            is_news = change.revision != self._revision
+            self._revision = change.revision
+            self._command_driver()
+            if is_news:
+                self._driver.tell(f"revision {change.revision}")
+
+    def _stop_apart(self, reader: Child) -> None:
+        """Stop a reader that is not minded any more, in a thread of its own."""
+        self._stopping = [each for each in self._stopping if each.is_alive()]
+        thread = threading.Thread(target=reader.stop, args=(_READER_STOP_S,), name=reader.name)
+        self._stopping.append(thread)
+        thread.start()
 
     @property
     def _needs_operator(self) -> bool:
@@ -272,7 +355,8 @@ class Supervisor:
         if any(child.needs_operator and child.starts == 1 for child in others):
             return True
         readers = self._readers.values()
-        return len(readers) == len(self._sources) and all(r.needs_operator for r in readers)
+        all_there = bool(readers) and len(readers) == len(self._sources)
+        return all_there and all(reader.needs_operator for reader in readers)
 
     @property
     def _children(self) -> list[Child]:

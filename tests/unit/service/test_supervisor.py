@@ -17,7 +17,7 @@ import pytest
 from cdc.config import Config, loads
 from cdc.errors import NEEDS_OPERATOR
 from cdc.service.process import supervisor
-from cdc.service.process.supervisor import Child, Supervisor
+from cdc.service.process.supervisor import Child, ServiceChange, Supervisor
 from cdc.stop import StopSignal
 from tests.waiting import until
 
@@ -185,6 +185,32 @@ def test_a_source_that_becomes_ready_later_reaches_a_driver_that_runs(
         assert driver is not None
         driver.kill()
         until("the next driver", lambda: "--term=fine=3 --term=lost=7" in said.read_text())
+
+
+def test_a_change_ends_the_reader_of_a_source_and_the_driver_hears_of_its_revision(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    programs = {"reader fine": WAITS, "reader lost": WAITS, "driver": LISTENS}
+    with supervised(monkeypatch, tmp_path, programs) as running:
+        said, supervisor = tmp_path / "said", running.supervisor
+        fine, lost = running.child("reader fine"), running.child("reader lost")
+        process = fine.process
+        assert process is not None
+        until("the driver", said.exists)
+        supervisor.change(ServiceChange({"fine": Source(3)}, frozenset({"lost"}), 7))
+        until("the revision", lambda: said.read_text().endswith("revision 7\n"))
+        until("the end of the reader", lambda: not supervisor.is_changing)
+        assert lost.process is None
+        assert fine.process is process
+        assert supervisor.processes() == {"reader fine": True, "driver": True}
+        assert supervisor.source_names == ["fine"]
+        supervisor.change(ServiceChange({"fine": Source(3), "lost": Source(9)}, frozenset(), 7))
+        until("its term", lambda: said.read_text().endswith("lost=9\n"))
+        driver = running.child("driver").process
+        assert driver is not None
+        driver.kill()
+        started = "--term=fine=3 --term=lost=9 --revision=7"
+        until("the next driver", lambda: started in said.read_text())
 
 
 @dataclass

@@ -18,6 +18,7 @@ from cdc.config import Http
 from cdc.errors import ProtocolError
 from cdc.service.http.api.backfills import backfill_routes
 from cdc.service.http.api.bodies import answer
+from cdc.service.http.api.configuration import config_routes
 from cdc.service.http.api.openapi import document
 from cdc.service.http.api.operators import operator_routes
 from cdc.service.http.api.pull import PullApi, pull_routes
@@ -45,6 +46,7 @@ class Api:
             *pull_routes(self._pulling, self._access),
             *operator_routes(self._dsn, self._access),
             *backfill_routes(self._dsn, self._access),
+            *config_routes(self._dsn, self._access),
             *(
                 []
                 if self._begin_repair is None

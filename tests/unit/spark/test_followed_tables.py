@@ -1,0 +1,50 @@
+"""What a consumer takes of tables that were renamed since it was configured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cdc.config import FileDestination, SinkConfig, TableName
+from spark_pipeline.delivery.matching import Match
+from spark_pipeline.workers.followed_tables import followed, named_tables
+
+A, B, Z = TableName("public", "a"), TableName("public", "b"), TableName("public", "z")
+
+
+def sink(source: dict[str, object], **more: object) -> SinkConfig:
+    return SinkConfig.model_validate(
+        {
+            "name": "files",
+            "database": "shop",
+            "source": source,
+            "destination": FileDestination(path=Path("/files")),
+            **more,
+        }
+    )
+
+
+def test_a_table_that_is_taken_is_taken_under_its_new_name_too() -> None:
+    match = Match.of(followed(sink({"include_tables": [A, B]}), {A: [Z]}))
+    assert [match.takes("public", name) for name in ("a", "b", "z", "y")] == [
+        True, True, True, False,
+    ]  # fmt: skip
+
+
+def test_a_table_that_is_left_out_is_left_out_under_its_new_name_too() -> None:
+    match = Match.of(followed(sink({"exclude_tables": [A]}), {A: [Z]}))
+    assert [match.takes("public", name) for name in ("a", "b", "z")] == [False, True, False]
+
+
+def test_groups_of_a_table_are_those_of_its_new_name_too() -> None:
+    group = {"name": A, "group_column_names": ["owner"]}
+    found = followed(sink({"include_tables": [A]}, tables=[group]), {A: [Z]})
+    assert {each.name: each.group_column_names for each in found.tables} == {
+        A: ("owner",),
+        Z: ("owner",),
+    }
+
+
+def test_a_sink_without_renamed_tables_is_the_same() -> None:
+    given = sink({"include_tables": [A]})
+    assert followed(given, {}) is given
+    assert named_tables(given) == [A]
