@@ -14,14 +14,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from cdc.connection import Connection, connect
+from cdc.connection import Connection
 from cdc.errors import OperatorError
 from cdc.service.http.api.bodies import answer, field, malformed, only, refusal
-from cdc.service.http.api.routes import About, Member, guarded, json_body
+from cdc.service.http.api.routes import About, Member, connected, guarded, json_body
 from cdc.service.http.api.tokens import Access, Role
 from cdc.state.configurations import request_config, running_config
 
-_STATEMENT_S: Final = 20
 _WAIT_S: Final = 60
 _WAIT_S_MAX: Final = 600
 _SOURCE: Final = Member("string", "A database of the service that is meant.")
@@ -36,12 +35,12 @@ def config_routes(state_dsn: str, access: Access) -> list[Route]:
     """The routes, for those who may do everything."""
 
     async def run(act: Callable[[Connection], object]) -> Response:
-        def connected() -> object:
-            with connect(state_dsn, name="api", statement_s=_STATEMENT_S) as connection:
+        def acted() -> object:
+            with connected(state_dsn) as connection:
                 return act(connection)
 
         try:
-            return answer(await run_in_threadpool(connected))
+            return answer(await run_in_threadpool(acted))
         except OperatorError as error:
             raise refusal(error) from error
 
