@@ -5,11 +5,13 @@ Invariant: a range has one owner, which closes it once, when nobody delivers fro
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from cdc.cursor import Cursor
+from cdc.trace.records import Timing
 from spark_pipeline.feed.plan import DecodingPlan, JoinedPlan, Plan
 from spark_pipeline.feed.reorder import Reorder
 from spark_pipeline.slices.exchange import SliceMarker
@@ -24,16 +26,19 @@ class DecodedRange:
     end: int
     slices: Sequence[SliceMarker]
     plan: Plan
+    decoded_from_us: int = 0  # when decoding began and ended, Unix microseconds
+    decoded_us: int = 0
 
     @classmethod
     def decode(cls, history: int, start: int, end: int, plan: DecodingPlan) -> DecodedRange:
         """Run the plan's decode and restore the order; a marker that is missing is an error."""
+        began_us = time.time_ns() // 1000
         try:
             slices = Reorder(start).micro_batch(plan.decode())
         except BaseException:
             plan.close()
             raise
-        return cls(history, start, end, slices, plan)
+        return cls(history, start, end, slices, plan, began_us, time.time_ns() // 1000)
 
     @classmethod
     def joined(cls, ranges: Sequence[DecodedRange]) -> DecodedRange:
@@ -45,11 +50,25 @@ class DecodedRange:
             return ranges[0]
         slices = [piece for each in ranges for piece in each.slices]
         plan = JoinedPlan({each.start: each.plan for each in ranges})
-        return cls(ranges[0].history, ranges[0].start, ranges[-1].end, slices, plan)
+        first, last = ranges[0], ranges[-1]
+        decoded_us = max(each.decoded_us for each in ranges)
+        return cls(
+            first.history, first.start, last.end, slices, plan, first.decoded_from_us, decoded_us
+        )
 
     @property
     def rows(self) -> int:
         return sum(piece.rows for piece in self.slices)
+
+    @property
+    def timing(self) -> Timing:
+        """When it was committed, logged and decoded; nobody has been delivered any of it yet."""
+        return Timing(
+            decoded_from_us=self.decoded_from_us,
+            decoded_us=self.decoded_us,
+            committed_us=max((piece.commit_us for piece in self.slices), default=0),
+            logged_us=max((piece.logged_us for piece in self.slices), default=0),
+        )
 
     @property
     def size(self) -> int:

@@ -164,6 +164,7 @@ class SourceStage:
             self._settings.state_dsn,
             self._connections,
             self._runner.figures,
+            self._settings.records,
         )
         context = WorkerContext(
             settings=self._settings,

@@ -293,6 +293,7 @@ class Worker(BaseWorker):
         self, decoded: DecodedRange | Piece, share: Share | None, outcome: Outcome, took_s: float
     ) -> None:
         whole = outcome.cursor >= decoded.high
+        ended_us = time.time_ns() // 1000
         report = Report(
             start=self._cursor,
             outcome=outcome,
@@ -303,6 +304,10 @@ class Worker(BaseWorker):
             dead=() if share is None else self._dead(decoded, share, outcome),
             deliver_ms=took_s * 1000,
             generation=self._generation,
+            reached=None if share is None else share.end,
+            timing=replace(
+                decoded.timing, began_us=ended_us - int(took_s * 1_000_000), ended_us=ended_us
+            ),
         )
         settler = self._context.settler
         try:

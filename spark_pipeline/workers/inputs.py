@@ -55,7 +55,12 @@ class Input:
         self.settings = context.settings
         self.source = context.settings.source
         self.retries = RetryQueue(
-            consumer, context.settings, context.run, context.refusals, context.settler.feed_run
+            consumer,
+            context.settings,
+            context.run,
+            context.refusals,
+            context.settler.feed_run,
+            context.settler.records,
         )
         self.job_group = job_group(context.run, self.source, consumer.name)
         """What the worker's Spark jobs of this source are cancelled by."""

@@ -1,0 +1,150 @@
+"""What became of a change for one consumer, judged by all that is known of it. Pure.
+
+Invariant: a verdict says no more than what is known. Where records were removed, or an expression
+was not evaluated, the verdict says so in place of a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cdc.cursor import Cursor
+from cdc.state.traces import KnownStep
+from cdc.trace.records import Delivery, RetryClaim
+
+
+class Verdict(StrEnum):
+    DELIVERED = "delivered"
+    ACKNOWLEDGED = "fetched and acknowledged"
+    LEFT_OUT = "left out"
+    FILTERED = "filtered out"
+    DELIVERED_OR_LEFT_OUT = "delivered or left out"
+    WAITS = "waits to be tried again"
+    STORED = "waits to be fetched"
+    DEAD = "a dead letter"
+    GIVEN_UP = "given up"
+    DISCARDED = "refused, and discarded since"
+    NOT_YET = "not delivered yet"
+    COMES_AGAIN = "delivered, and comes again"
+    BEGAN_LATER = "committed before the consumer began"
+    SETTLED = "settled, nobody noted how"
+
+
+class Filtering(StrEnum):
+    """What is known of a consumer's filter and this change."""
+
+    NONE = "it has no filter"
+    PASSES = "its filter lets it pass"
+    KEEPS_BACK = "its filter keeps it back"
+    FAILED = "its expressions fail on it"
+    NOT_EVALUATED = "filter: not evaluated (needs --evaluate)"
+    UNKNOWN = "the log does not have it, so its table and its values are not known"
+
+
+_UNSURE = (Filtering.NOT_EVALUATED, Filtering.FAILED, Filtering.UNKNOWN)
+_DOUBTFUL = (*_UNSURE, Filtering.KEEPS_BACK)
+
+
+class Latest(StrEnum):
+    """What the records say of a change last."""
+
+    NOTHING = "nothing"
+    NONE_TAKEN = "a delivery came past it and sent nothing"
+    CAME_PAST = "a delivery came past it"
+    REFUSED = "it was refused"
+    RETRIED_WELL = "a retry delivered it"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that is known of one change and one consumer."""
+
+    cursor: Cursor
+    known: Sequence[KnownStep]  # of SQL
+    left_out_by: str | None  # the rule of its configuration
+    filtering: Filtering
+    deliveries: Sequence[Delivery]  # that cover the change
+    retries: Sequence[RetryClaim]
+    is_pull: bool
+
+    def has(self, step: str) -> bool:
+        return any(each.step == step for each in self.known)
+
+    @property
+    def settled(self) -> bool:
+        return any(each.step == "cursor" and each.detail.get("settled") for each in self.known)
+
+    @property
+    def covering(self) -> list[Delivery]:
+        """The deliveries that came past the change: the settled ones, if any was settled."""
+        past = [each for each in self.deliveries if each.covers(self.cursor)]
+        return [each for each in past if each.settled_us] or past
+
+    @property
+    def latest(self) -> Latest:
+        """What the records say of it last. A refusal that was never settled was tried again."""
+        found = [(each.timing.ended_us, _of_delivery(each, self.cursor)) for each in self.covering]
+        found += [(claim.ended_us, _of_retry(claim, self.cursor)) for claim in self.retries]
+        told = [each for each in found if each[1] is not Latest.NOTHING]
+        return max(told, key=lambda each: each[0])[1] if told else Latest.NOTHING
+
+
+def judge(evidence: Evidence) -> Verdict:
+    """The verdict, by what counts most: rows that are there, then the cursor, then the records."""
+    for step, verdict in (
+        ("waits", Verdict.WAITS),
+        ("stored", Verdict.STORED),
+        ("dead", Verdict.DEAD),
+    ):
+        if evidence.has(step):
+            return verdict
+    if evidence.left_out_by is not None:
+        return Verdict.LEFT_OUT
+    if evidence.has("gap") and not _went_out(evidence):
+        return Verdict.GIVEN_UP
+    if not evidence.settled:
+        return Verdict.COMES_AGAIN if _went_out(evidence) else Verdict.NOT_YET
+    if evidence.has("begun") and not evidence.covering:
+        return Verdict.BEGAN_LATER
+    if evidence.filtering is Filtering.KEEPS_BACK:
+        return Verdict.FILTERED
+    return _of_settled(evidence)
+
+
+def _of_settled(evidence: Evidence) -> Verdict:
+    latest = evidence.latest
+    if latest is Latest.NOTHING:
+        return Verdict.SETTLED
+    if latest is Latest.REFUSED:
+        # It is neither in the queue nor among the dead letters any more.
+        return Verdict.DISCARDED
+    if latest is Latest.NONE_TAKEN:
+        passes = evidence.filtering in (Filtering.NONE, Filtering.PASSES)
+        return Verdict.SETTLED if passes else Verdict.FILTERED
+    if latest is Latest.CAME_PAST and evidence.filtering in _UNSURE:
+        return Verdict.DELIVERED_OR_LEFT_OUT
+    return Verdict.ACKNOWLEDGED if evidence.is_pull else Verdict.DELIVERED
+
+
+def _went_out(evidence: Evidence) -> bool:
+    """Whether its destination has had it, as far as the records say without doubt."""
+    if evidence.latest is Latest.RETRIED_WELL:
+        return True
+    if evidence.latest is not Latest.CAME_PAST or evidence.filtering in _DOUBTFUL:
+        return False
+    return not any(each.queued for each in evidence.covering)
+
+
+def _of_delivery(delivery: Delivery, cursor: Cursor) -> Latest:
+    if any(refusal.cursor == cursor for refusal in delivery.refusals):
+        return Latest.REFUSED
+    return Latest.CAME_PAST if delivery.passed else Latest.NONE_TAKEN
+
+
+def _of_retry(claim: RetryClaim, cursor: Cursor) -> Latest:
+    if cursor in claim.delivered:
+        return Latest.RETRIED_WELL
+    refused = any(refusal.cursor == cursor for refusal in claim.refusals)
+    return Latest.REFUSED if refused else Latest.NOTHING
