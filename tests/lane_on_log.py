@@ -163,7 +163,13 @@ class LogLane:
         self.feed.is_filled = True  # by the test
         self.connections = ConnectionPool(self.dsn, name="test")
         self.settler = Settler(
-            SOURCE, self.settings.term, self.feed_run.run, self.dsn, self.connections, self._figures
+            SOURCE,
+            self.settings.term,
+            self.feed_run.run,
+            self.dsn,
+            self.connections,
+            self._figures,
+            self.settings.records,
         )
         self.context = WorkerContext(
             settings=self.settings,
@@ -267,7 +273,13 @@ class LogLane:
         found: list[Outcome] = []
         for sink in self.sinks:
             refusals = self.context.refusals
-            retries = RetryQueue(sink, self.settings, run or self.context.run, refusals)
+            retries = RetryQueue(
+                sink,
+                self.settings,
+                run or self.context.run,
+                refusals,
+                records=self.settings.records,
+            )
             for _ in range(claims):
                 outcome = retries.deliver_due(self.state, self.context.over)
                 found += [outcome] if outcome is not None else []

@@ -113,7 +113,7 @@ def read_any_cursor(text: str) -> Cursor:
             return Cursor(parse_lsn(lsn), int(idx))
     raise OperatorError(
         f"'{text}' is neither a cursor nor an idempotency key",
-        fix="write it as LSN:index, such as 16/B374D848:3 or 97496922184:3",
+        fix="write it as LSN:index, such as 16/B374D848:3 or 97500059720:3",
     )
 
 

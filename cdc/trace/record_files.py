@@ -79,7 +79,9 @@ class RecordWriter:
             self._open()
         if self._missing:
             lines = [{"kind": "missing", "records": self._missing}, *lines]
-        data = b"".join(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in lines)
+        data = b"".join(
+            orjson.dumps(line, default=list, option=orjson.OPT_APPEND_NEWLINE) for line in lines
+        )
         written = os.write(self._handle, data)
         self._size += written
         if written < len(data):

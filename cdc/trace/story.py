@@ -5,7 +5,7 @@ Times are in UTC. A step without a time is a state that is known, of which nobod
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
@@ -79,12 +79,13 @@ def steps_of_consumer(
     Attempts that failed as a whole count from ``since_us`` on; without it they are left out.
     """
     deliveries = [each for each in recorded.deliveries if each.consumer == consumer]
+    retries = [each for each in recorded.retries if each.consumer == consumer]
     steps = [step for each in deliveries for step in _of_delivery(each, cursor)]
-    steps += _of_retries(cursor, consumer, recorded)
+    steps += [Step(_of_claim(each, cursor), moment(each.ended_us)) for each in retries]
     if since_us is not None:
         failed = _of_failures(consumer, deliveries, recorded, cursor, since_us)
         steps += _shortened(sorted(failed, key=_time))
-    return [*sorted(steps, key=_time), *_of_rows(known)]
+    return [*sorted(steps, key=_time), *_of_rows(known, _refusals(cursor, [*deliveries, *retries]))]
 
 
 def why(
@@ -192,13 +193,6 @@ def _counts(delivery: Delivery) -> str:
     return f"sent in {stretch} ({delivery.start} to {delivery.end}): {', '.join(parts)}"
 
 
-def _of_retries(cursor: Cursor, consumer: str, recorded: Recorded) -> Iterator[Step]:
-    for claim in recorded.retries:
-        if claim.consumer != consumer:
-            continue
-        yield Step(_of_claim(claim, cursor), moment(claim.ended_us))
-
-
 def _of_claim(claim: RetryClaim, cursor: Cursor) -> str:
     if cursor in claim.delivered:
         return "tried again from the retry queue: delivered"
@@ -210,8 +204,18 @@ def _of_claim(claim: RetryClaim, cursor: Cursor) -> str:
     return f"tried again: {claim.error}"
 
 
-def _of_rows(known: Sequence[KnownStep]) -> Iterator[Step]:
-    """What SQL says of it now."""
+def _refusals(cursor: Cursor, records: Sequence[Delivery | RetryClaim]) -> set[tuple[int, str]]:
+    """The refusals of a change that have a record: the how many-th each was, and its answer."""
+    return {
+        (refusal.deliveries, refusal.answer)
+        for each in records
+        for refusal in each.refusals
+        if refusal.cursor == cursor
+    }
+
+
+def _of_rows(known: Sequence[KnownStep], recorded: Set[tuple[int, str]]) -> Iterator[Step]:
+    """What SQL says of it now; of its attempts those that have no record."""
     for each in known:
         if each.step == "cursor":
             if each.detail.get("settled"):
@@ -220,9 +224,10 @@ def _of_rows(known: Sequence[KnownStep]) -> Iterator[Step]:
         yield Step(each.what, each.at)
         attempts = each.detail.get("attempts")
         for attempt in attempts if isinstance(attempts, list) else []:
-            when = datetime.fromisoformat(str(attempt["at"]))
-            count = ordinal(int(attempt["deliveries"]))
-            yield Step(f"refused, the {count} time: {attempt['answer']}", when)
+            number, said = int(attempt["deliveries"]), str(attempt["answer"])
+            if (number, said) not in recorded:
+                when = datetime.fromisoformat(str(attempt["at"]))
+                yield Step(f"refused, the {ordinal(number)} time: {said}", when)
 
 
 def _span(delivery: Delivery) -> tuple[datetime, datetime]:

@@ -55,7 +55,7 @@ BEGIN
         SELECT c.name, 'waits', e.queued_at,
                CASE WHEN e.due_at IS NULL THEN 'it waits behind an earlier message of its group'
                     WHEN e.deliveries = 0 THEN 'it waits, due now or soon'
-                    ELSE format('it waits after %s refusals', e.deliveries) END,
+                    ELSE format('it waits to be tried again; refusals: %s', e.deliveries) END,
                jsonb_strip_nulls(jsonb_build_object(
                    'due_at', e.due_at, 'deliveries', e.deliveries, 'tried_at', e.tried_at,
                    'error_kind', e.error_kind, 'attempts', e.attempts,
@@ -102,6 +102,11 @@ BEGIN
         RAISE EXCEPTION 'a live trace lasts 1 to 600 seconds and takes 1 to 100 samples per second'
             USING ERRCODE = 'invalid_parameter_value',
                   HINT = format('walbrook.start_live_trace(%L, 30, 10)', start_live_trace.consumer);
+    END IF;
+    IF walbrook.is_numbered(c) THEN
+        RAISE EXCEPTION '% is not in commit order, and cannot be watched live', c.name
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = 'walbrook trace shows what became of one change';
     END IF;
     DELETE FROM walbrook.live_traces t WHERE t.ends_at < clock_timestamp() - interval '10 seconds';
     IF (SELECT count(*) FROM walbrook.live_traces t WHERE t.consumer = c.id) >= 4 THEN

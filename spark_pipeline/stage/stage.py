@@ -99,6 +99,7 @@ class SourceStage:
         self._runner: FeedRunner | None = None
         self._fatal: list[Exception] = []
         self._state: Connection | None = None
+        self._context: WorkerContext | None = None
         self._state_away = False
         self._looked = self._reported = float("-inf")
         self._ahead: dict[str, float] = {}  # since when (monotonic) beyond the end of the log
@@ -114,7 +115,7 @@ class SourceStage:
             for name in ("scratch", "exchange")
         )
         try:
-            context = self._begin(scratch, exchange)
+            context = self._context = self._begin(scratch, exchange)
             settler = self._thread("settler", self._settle)
             feed = self._thread("feed", self._run_feed)
             for worker in self.workers.values():
@@ -290,6 +291,8 @@ class SourceStage:
             self.workers[name].backfill()
         for name in consumers_with_verifications(state, self._source) & self.workers.keys():
             self.workers[name].verify()
+        if self._context is not None:
+            self._context.live.look(state, self._source)
         with closing(open_log(self._settings.log_directory)) as log:
             now = time.monotonic()
             self._ahead = {name: self._ahead.get(name, now) for name in beyond(log, roll.standing)}

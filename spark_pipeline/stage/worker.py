@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from cdc.config import PullDestination, SinkConfig
@@ -264,6 +265,8 @@ class Worker(BaseWorker):
                 share = self.retries.before(state, share)
         began = time.monotonic()
         share, outcome = self._deliver(decoded, share)
+        changes = partial(decoded.plan.changes, share.slices)
+        self._context.live.sample(share, changes, self._context.connections)
         self._report(decoded, share, outcome, time.monotonic() - began)
 
     def _deliver(self, decoded: DecodedRange | Piece, share: Share) -> tuple[Share, Outcome]:

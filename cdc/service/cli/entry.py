@@ -116,6 +116,7 @@ def serve(path: Path, stop: StopSignal) -> int:
                     sources=[*sources],
                     listener=listener,
                     started_at=time.monotonic(),
+                    config=settings,
                     begin_repair=lambda name, deletes: repair(settings, name, deletes=deletes),
                 )
             )

@@ -17,11 +17,13 @@ from cdc.config import load
 from cdc.connection import Connection
 from cdc.reach import reach
 from cdc.service.cli.row_listing import Row, print_rows
+from cdc.service.cli.trace import trace_app
 from cdc.service.process.prepare import state_called
 from cdc.state import operators
 from cdc.state.operators import State
 
 operator_app = typer.Typer()
+operator_app.add_typer(trace_app)
 
 Name = Annotated[
     str,

@@ -28,7 +28,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from cdc.config import Http
+from cdc.config import Config, Http
 from cdc.connection import connect
 from cdc.errors import OperatorError
 from cdc.service.http.api.repairs import BeginRepair
@@ -358,10 +358,12 @@ class HttpServer:
         listener: socket.socket | None = None,
         started_at: float = -math.inf,
         begin_repair: BeginRepair | None = None,
+        config: Config | None = None,
     ) -> None:
+        """``config`` says whose changes can be traced; without it none can be."""
         self._socket = listener or listen(settings)
         self.port: int = self._socket.getsockname()[1]
-        self._api = Api(settings, state_dsn, begin_repair)
+        self._api = Api(settings, state_dsn, begin_repair, config)
         self._server = uvicorn.Server(
             uvicorn.Config(
                 application(

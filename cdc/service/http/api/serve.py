@@ -12,13 +12,14 @@ from contextlib import asynccontextmanager
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 
-from cdc.config import Http
+from cdc.config import Config, Http
 from cdc.errors import ProtocolError
 from cdc.service.http.api.backfills import backfill_routes
 from cdc.service.http.api.operators import operator_routes
 from cdc.service.http.api.pull import PullApi, pull_routes
 from cdc.service.http.api.repairs import BeginRepair, repair_routes
 from cdc.service.http.api.tokens import Access
+from cdc.service.http.api.traces import trace_routes
 from cdc.service.http.api.verifications import verification_routes
 
 
@@ -26,9 +27,17 @@ class Api:
     """Made with the server; begins to work with the server's event loop."""
 
     def __init__(
-        self, settings: Http, state_dsn: str, begin_repair: BeginRepair | None = None
+        self,
+        settings: Http,
+        state_dsn: str,
+        begin_repair: BeginRepair | None = None,
+        config: Config | None = None,
     ) -> None:
-        """``begin_repair`` knows the sources; without it no repair can be asked for."""
+        """``begin_repair`` knows the sources; without it no repair can be asked for.
+
+        ``config`` says whose changes can be traced; without it none can be.
+        """
+        self._config = config
         self._dsn = state_dsn
         self._begin_repair = begin_repair
         self._access = Access(settings)
@@ -46,6 +55,7 @@ class Api:
                 else repair_routes(self._dsn, self._access, self._begin_repair)
             ),
             *verification_routes(self._dsn, self._access),
+            *([] if self._config is None else trace_routes(self._config, self._dsn, self._access)),
         ]
 
     @asynccontextmanager
