@@ -89,12 +89,13 @@ class RowKey:
                 f"'{text}' is not a table and a key",
                 fix="write it as schema.table/key, such as public.orders/42; the columns of a key "
                 "are separated by /, and a / in a value is %2F",
+                kind="malformed",
             )
         try:
             name = str(TableName.parse(table))
         except ValueError:
             raise OperatorError(
-                f"'{table}' is no table", fix=f"write it as {HOW_TO_WRITE}"
+                f"'{table}' is no table", fix=f"write it as {HOW_TO_WRITE}", kind="malformed"
             ) from None
         return cls(name, tuple(map(unquote, values)))
 
@@ -114,6 +115,7 @@ def read_any_cursor(text: str) -> Cursor:
     raise OperatorError(
         f"'{text}' is neither a cursor nor an idempotency key",
         fix="write it as LSN:index, such as 16/B374D848:3 or 97500059720:3",
+        kind="malformed",
     )
 
 
