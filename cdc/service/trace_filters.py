@@ -16,7 +16,7 @@ from cdc.config import load
 from cdc.cursor import Cursor
 from cdc.errors import OperatorError
 from cdc.service.process.java import require_java
-from cdc.trace.verdict import Filtering
+from cdc.trace.conclusion import Filtering
 
 _TIMEOUT_S: Final = 300.0
 

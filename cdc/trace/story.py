@@ -12,9 +12,9 @@ from datetime import UTC, datetime, timedelta
 from cdc.cursor import Cursor
 from cdc.state.traces import KnownStep
 from cdc.trace.change import NotFound, TracedChange
+from cdc.trace.conclusion import Conclusion, Filtering
 from cdc.trace.recorded import Recorded
 from cdc.trace.records import Delivery, RetryClaim
-from cdc.trace.verdict import Filtering, Verdict
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _FAILURES_SHOWN = 3  # of many that failed, the first and the last
@@ -34,7 +34,7 @@ class ConsumerTrace:
     """What became of the change for one consumer, and ``why`` where that needs a word."""
 
     consumer: str
-    verdict: Verdict
+    conclusion: Conclusion
     why: str
     steps: Sequence[Step]
     notes: Sequence[str] = ()
@@ -89,16 +89,19 @@ def steps_of_consumer(
 
 
 def why(
-    verdict: Verdict, left_out_by: str | None, filtering: Filtering, known: Sequence[KnownStep]
+    conclusion: Conclusion,
+    left_out_by: str | None,
+    filtering: Filtering,
+    known: Sequence[KnownStep],
 ) -> str:
-    """What a verdict needs beside its name."""
-    if verdict is Verdict.LEFT_OUT:
+    """What a conclusion needs beside its name."""
+    if conclusion is Conclusion.LEFT_OUT:
         return left_out_by or ""
-    if verdict is Verdict.FILTERED and filtering is not Filtering.KEEPS_BACK:
+    if conclusion is Conclusion.FILTERED and filtering is not Filtering.KEEPS_BACK:
         return "of the stretch that it was in nothing was sent"
-    if verdict in (Verdict.FILTERED, Verdict.DELIVERED_OR_LEFT_OUT):
+    if conclusion in (Conclusion.FILTERED, Conclusion.DELIVERED_OR_LEFT_OUT):
         return filtering.value
-    if verdict is Verdict.NOT_YET:
+    if conclusion is Conclusion.NOT_YET:
         return _why_not_yet(known)
     return ""
 

@@ -24,7 +24,7 @@ def lines_of(trace: ChangeTrace, *, payload: bool = False) -> Iterator[str]:
                 yield f"  {name}: {value}"
     for consumer in trace.consumers:
         yield ""
-        yield f"{consumer.consumer}: {_verdict(consumer)}"
+        yield f"{consumer.consumer}: {_conclusion(consumer)}"
         for step in consumer.steps:
             yield f"  {_step(step)}"
         for note in consumer.notes:
@@ -47,7 +47,7 @@ def as_json(trace: ChangeTrace, *, payload: bool = False) -> dict[str, object]:
         "consumers": [
             {
                 "consumer": each.consumer,
-                "verdict": each.verdict.value,
+                "conclusion": each.conclusion.value,
                 "why": each.why,
                 "steps": [_step_json(step) for step in each.steps],
                 "notes": list(each.notes),
@@ -84,8 +84,8 @@ def _what(trace: ChangeTrace) -> str:
     return f"{change.action}{f' of {change.table}' if change.table else ''}{failed}"
 
 
-def _verdict(consumer: ConsumerTrace) -> str:
-    return f"{consumer.verdict.value}{f' ({consumer.why})' if consumer.why else ''}"
+def _conclusion(consumer: ConsumerTrace) -> str:
+    return f"{consumer.conclusion.value}{f' ({consumer.why})' if consumer.why else ''}"
 
 
 def _step(step: Step) -> str:

@@ -1,4 +1,4 @@
-"""Traces changes of a configuration's sources: reads the log, the records and SQL, and judges.
+"""Traces changes of a configuration's sources: reads the log, the records and SQL, and concludes.
 
 Nothing is written. The log and the records are those on this machine.
 """
@@ -24,10 +24,10 @@ from cdc.trace.change import (
     find_by_key,
     find_change,
 )
+from cdc.trace.conclusion import Evidence, Filtering, conclude
 from cdc.trace.matching import left_out_by
 from cdc.trace.recorded import Recorded, RecordsOfSource
 from cdc.trace.story import ChangeTrace, ConsumerTrace, steps_of_consumer, steps_of_source, why
-from cdc.trace.verdict import Evidence, Filtering, judge
 
 _JUDGED = ("insert", "update", "delete")
 """The actions that a filter sees."""
@@ -133,11 +133,11 @@ def consumer_trace(
         [each for each in recorded.retries if each.consumer == name],
         sink is not None and isinstance(sink.destination, PullDestination),
     )
-    verdict = judge(evidence)
+    conclusion = conclude(evidence)
     since_us = None if change is None else change.logged_us or change.committed_us
     steps = steps_of_consumer(cursor, name, known, recorded, since_us)
     notes = ["the configuration does not name it any more"] if sink is None else []
-    return ConsumerTrace(name, verdict, why(verdict, rule, filtering, known), steps, notes)
+    return ConsumerTrace(name, conclusion, why(conclusion, rule, filtering, known), steps, notes)
 
 
 def filtering_of(sink: SinkConfig | None, change: TracedChange | None) -> Filtering:

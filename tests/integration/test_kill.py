@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from cdc.trace.verdict import Verdict
+from cdc.trace.conclusion import Conclusion
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database, PostgresServer, fresh_database
 from tests.kill import counters, faults, held
@@ -146,8 +146,8 @@ def test_the_trace_of_random_changes_says_what_their_endpoints_saw_through_kills
 ) -> None:
     with killed.faults.database.connect() as state:
         ends = killed.faults.endpoints
-        verdicts = check_traces(killed.config, state, ends, count=200, seed=_seed())
-    assert verdicts == {Verdict.DELIVERED: 400}
+        conclusions = check_traces(killed.config, state, ends, count=200, seed=_seed())
+    assert conclusions == {Conclusion.DELIVERED: 400}
 
 
 @pytest.mark.chaos

@@ -17,10 +17,10 @@ from cdc.cursor import Cursor
 from cdc.state import operators
 from cdc.state.traces import known_steps
 from cdc.trace.change import Missing, NotFound, RowKey
+from cdc.trace.conclusion import Conclusion, Filtering
 from cdc.trace.story import ChangeTrace, ConsumerTrace
 from cdc.trace.text import as_json, lines_of
 from cdc.trace.tracer import Tracer
-from cdc.trace.verdict import Filtering, Verdict
 from tests import pgoutput
 from tests.fix_http import Endpoint, Scripted
 from tests.fix_postgres import Database
@@ -58,8 +58,8 @@ class TracedLane:
         (found,) = [c for c in self.trace(lsn, idx).consumers if c.consumer == consumer]
         return found
 
-    def verdicts(self, lsn: int, idx: int = 0) -> dict[str, Verdict]:
-        return {each.consumer: each.verdict for each in self.trace(lsn, idx).consumers}
+    def conclusions(self, lsn: int, idx: int = 0) -> dict[str, Conclusion]:
+        return {each.consumer: each.conclusion for each in self.trace(lsn, idx).consumers}
 
 
 @pytest.fixture
@@ -117,9 +117,9 @@ def test_a_delivered_change_is_followed_from_its_commit_until_it_is_settled(
     committed, logged, *_ = found.steps
     assert committed.what.startswith("committed by transaction")
     assert logged.what == "read and logged in batch 0"
-    assert {each.consumer: each.verdict for each in found.consumers} == {
-        "hook": Verdict.DELIVERED,
-        "lines": Verdict.DELIVERED,
+    assert {each.consumer: each.conclusion for each in found.consumers} == {
+        "hook": Conclusion.DELIVERED,
+        "lines": Conclusion.DELIVERED,
     }
     hook = traced.of("hook", 0x100, 1)
     assert [step.what.split(" in ")[0] for step in hook.steps] == [
@@ -138,7 +138,7 @@ def test_a_change_that_nobody_has_read_yet_is_not_delivered_yet(
 ) -> None:
     traced = traced_of()
     traced.lane.write(*insert(1, (1, "a")))
-    assert traced.verdicts(0x100) == {"hook": Verdict.NOT_YET, "lines": Verdict.NOT_YET}
+    assert traced.conclusions(0x100) == {"hook": Conclusion.NOT_YET, "lines": Conclusion.NOT_YET}
     assert "it stands at" in traced.of("hook", 0x100).why
 
 
@@ -149,7 +149,7 @@ def test_the_rule_that_leaves_a_change_out_is_named(traced_of: Callable[..., Tra
     traced.lane.take()
     assert traced.of("hook", 0x100).why == "source.include_tables: public.item is not in it"
     assert traced.of("lines", 0x100).why == "actions: update is not among insert"
-    assert set(traced.verdicts(0x100).values()) == {Verdict.LEFT_OUT}
+    assert set(traced.conclusions(0x100).values()) == {Conclusion.LEFT_OUT}
 
 
 def test_each_refusal_of_a_message_is_shown_with_its_answer_until_it_is_delivered(
@@ -159,9 +159,9 @@ def test_each_refusal_of_a_message_is_shown_with_its_answer_until_it_is_delivere
     refuse(endpoint, "a1")
     traced.lane.write(*insert(1, (1, "a1"), (2, "b"), (1, "a2")))
     traced.lane.take()
-    assert traced.verdicts(0x100, 0)["hook"] is Verdict.WAITS
-    assert traced.verdicts(0x100, 1)["hook"] is Verdict.DELIVERED
-    assert traced.verdicts(0x100, 2)["hook"] is Verdict.WAITS
+    assert traced.conclusions(0x100, 0)["hook"] is Conclusion.WAITS
+    assert traced.conclusions(0x100, 1)["hook"] is Conclusion.DELIVERED
+    assert traced.conclusions(0x100, 2)["hook"] is Conclusion.WAITS
     behind = traced.of("hook", 0x100, 2)
     assert "it waits behind an earlier message of its group" in texts(behind)
     until("a second refusal", lambda: [*traced.lane.deliver_due()])
@@ -172,7 +172,7 @@ def test_each_refusal_of_a_message_is_shown_with_its_answer_until_it_is_delivere
     until("an empty queue", lambda: traced.lane.deliver_due() and not _waits(traced), 30)
     for idx in (0, 2):
         found = traced.of("hook", 0x100, idx)
-        assert found.verdict is Verdict.DELIVERED
+        assert found.conclusion is Conclusion.DELIVERED
         assert "tried again from the retry queue: delivered" in texts(found)
     assert "refused, the 2nd time" in texts(traced.of("hook", 0x100, 0))
 
@@ -191,7 +191,7 @@ def test_a_dead_letter_is_followed_through_its_redelivery_and_its_discard(
     until("dead letters", lambda: traced.lane.deliver_due() and _dead(traced) == 2, 30)
     for idx in (0, 1):
         found = traced.of("hook", 0x100, idx)
-        assert found.verdict is Verdict.DEAD
+        assert found.conclusion is Conclusion.DEAD
         assert "a dead letter: delivery" in texts(found)
         assert texts(found).count("refused, the 2nd time") >= 1
     endpoint.refuses = None
@@ -200,10 +200,10 @@ def test_a_dead_letter_is_followed_through_its_redelivery_and_its_discard(
     )
     operators.redeliver(traced.lane.state, "hook", int(str(first)))
     operators.discard(traced.lane.state, "hook", int(str(second)))
-    assert traced.verdicts(0x100, 0)["hook"] is Verdict.WAITS
+    assert traced.conclusions(0x100, 0)["hook"] is Conclusion.WAITS
     until("the redelivery", lambda: traced.lane.deliver_due() and not _waits(traced), 30)
-    assert traced.verdicts(0x100, 0)["hook"] is Verdict.DELIVERED
-    assert traced.verdicts(0x100, 1)["hook"] is Verdict.DISCARDED
+    assert traced.conclusions(0x100, 0)["hook"] is Conclusion.DELIVERED
+    assert traced.conclusions(0x100, 1)["hook"] is Conclusion.DISCARDED
 
 
 def _dead(traced: TracedLane) -> int:
@@ -222,12 +222,12 @@ def test_attempts_that_fail_as_a_whole_are_shown_with_what_the_destination_answe
             traced.lane.take()
         traced.lane.begin_again()
     failed = traced.of("hook", 0x100)
-    assert failed.verdict is Verdict.NOT_YET
+    assert failed.conclusion is Conclusion.NOT_YET
     assert texts(failed).count("an attempt ended before it") == 2
     assert f"{answers(endpoint)} answered 503" in texts(failed)
     traced.lane.take()
     arrived = traced.of("hook", 0x100)
-    assert arrived.verdict is Verdict.DELIVERED
+    assert arrived.conclusion is Conclusion.DELIVERED
     assert texts(arrived).count("answered 503") == 2
 
 
@@ -244,13 +244,13 @@ def test_a_delivery_that_a_kill_left_unsettled_is_told_from_the_one_that_counts(
     traced.lane.take()
     assert len(endpoint.accepted) == 1
     found = traced.of("hook", 0x100)
-    assert found.verdict is Verdict.COMES_AGAIN
+    assert found.conclusion is Conclusion.COMES_AGAIN
     assert "its settlement was not confirmed to the process" in texts(found)
     monkeypatch.undo()
     traced.lane.start()
     traced.lane.take()
     again = traced.of("hook", 0x100)
-    assert again.verdict is Verdict.DELIVERED
+    assert again.conclusion is Conclusion.DELIVERED
     assert texts(again).count("sent in a stretch of 1 change") == 2
     assert texts(again).count("settled\n") == 1
 
@@ -266,14 +266,14 @@ def test_what_was_given_up_or_came_before_a_consumer_began_is_said_to_be_so(
     state.execute("UPDATE walbrook.sources SET log_lsn = '0/201', log_idx = 0")
     operators.discard_all(state, "hook")
     given_up = traced.of("hook", 0x200)
-    assert given_up.verdict is Verdict.GIVEN_UP
+    assert given_up.conclusion is Conclusion.GIVEN_UP
     assert "given up: discarded" in texts(given_up)
     state.execute(
         "INSERT INTO walbrook.consumers (source, name, cursor_lsn, begun_lsn, begun_idx) "
         "VALUES ('shop', 'late', '0/300', '0/300', 0)"
     )
     late = traced.of("late", 0x200)
-    assert late.verdict is Verdict.BEGAN_LATER
+    assert late.conclusion is Conclusion.BEGAN_LATER
     assert late.notes == ["the configuration does not name it any more"]
 
 
@@ -284,11 +284,11 @@ def test_a_rewound_consumer_gets_a_change_again_and_the_trace_says_so(
     traced.lane.write(*insert(1, (1, "a")))
     traced.lane.take()
     operators.rewind(traced.lane.state, "hook", to_earliest=True)
-    assert traced.of("hook", 0x100).verdict is Verdict.COMES_AGAIN
+    assert traced.of("hook", 0x100).conclusion is Conclusion.COMES_AGAIN
     traced.lane.start_lane_again()
     traced.lane.take()
     again = traced.of("hook", 0x100)
-    assert again.verdict is Verdict.DELIVERED
+    assert again.conclusion is Conclusion.DELIVERED
     assert texts(again).count("1 delivered") == 2
 
 
@@ -302,14 +302,17 @@ def test_a_filter_is_not_guessed_at(traced_of: Callable[..., TracedLane]) -> Non
     ]
     traced.config = traced.config.model_copy(update={"sinks": sinks})
     found = traced.of("hook", 0x100)
-    assert found.verdict is Verdict.DELIVERED_OR_LEFT_OUT
+    assert found.conclusion is Conclusion.DELIVERED_OR_LEFT_OUT
     assert found.why == "filter: not evaluated (needs --evaluate)"
     (evaluated,) = [
         each
         for each in traced.trace(0x100, hook=Filtering.KEEPS_BACK).consumers
         if each.consumer == "hook"
     ]
-    assert (evaluated.verdict, evaluated.why) == (Verdict.FILTERED, "its filter keeps it back")
+    assert (evaluated.conclusion, evaluated.why) == (
+        Conclusion.FILTERED,
+        "its filter keeps it back",
+    )
 
 
 def test_a_row_is_found_by_its_key_and_its_values_are_shown_only_if_they_are_asked_for(
@@ -342,7 +345,7 @@ def test_what_the_log_does_not_have_is_judged_by_what_is_left(
     found = traced.trace(0x100)
     assert isinstance(found.missing, NotFound)
     assert found.missing.why is Missing.LET_GO
-    assert set(traced.verdicts(0x100).values()) == {Verdict.DELIVERED_OR_LEFT_OUT}
+    assert set(traced.conclusions(0x100).values()) == {Conclusion.DELIVERED_OR_LEFT_OUT}
     assert "0/100:0  the log has let it go" in "\n".join(lines_of(found))
 
 

@@ -27,7 +27,7 @@ from cdc.service.http.api.traces import trace_routes
 from cdc.service.trace_filters import evaluate_filters
 from cdc.state.operators import refusals
 from cdc.state.traces import SAMPLES_MAX, end_live_trace, fetch_samples, start_live_trace
-from cdc.trace.verdict import Filtering
+from cdc.trace.conclusion import Filtering
 from tests import pgoutput
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
@@ -150,7 +150,7 @@ def test_the_trace_as_json_has_what_the_text_has_and_values_only_with_payload(sh
     found = orjson.loads(text)
     assert (found["cursor"], found["idempotency_key"]) == ("0/100:0", "256:0")
     assert (found["change"]["table"], found["change"]["action"]) == ("public.orders", "insert")
-    assert {each["consumer"]: each["verdict"] for each in found["consumers"]} == {
+    assert {each["consumer"]: each["conclusion"] for each in found["consumers"]} == {
         "all": "delivered",
         "some": "delivered or left out",
     }
@@ -202,7 +202,7 @@ def test_http_gives_the_same_trace_and_refuses_what_makes_no_sense(shop: Shop) -
             answer = client.get(f"/trace?{asked}")
             assert answer.status_code == 200, answer.text
             (found,) = answer.json()["data"]
-            assert found["consumers"][0]["verdict"] == "delivered"
+            assert found["consumers"][0]["conclusion"] == "delivered"
             assert str(SECRET) not in answer.text
         assert str(SECRET) in client.get("/trace?cursor=0/100:0&payload=true").text
         for asked, status in (

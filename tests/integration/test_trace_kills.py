@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from cdc.state import operators
-from cdc.trace.verdict import Verdict
+from cdc.trace.conclusion import Conclusion
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database
 from tests.kill.faults import Faults
@@ -60,6 +60,6 @@ def test_the_trace_finds_each_of_a_thousand_changes_and_tells_the_truth_about_it
             assert service.stop() == 0, service.log_tail()
         with database.connect() as state:
             ends = {"bad": bad, "well": well}
-            verdicts = check_traces(service.config, state, ends, count=1000, seed=seed)
-    print(dict(verdicts))
-    assert verdicts[Verdict.DELIVERED] >= 1900
+            conclusions = check_traces(service.config, state, ends, count=1000, seed=seed)
+    print(dict(conclusions))
+    assert conclusions[Conclusion.DELIVERED] >= 1900

@@ -16,9 +16,9 @@ from cdc.config import Config, load
 from cdc.connection import Connection
 from cdc.cursor import Cursor
 from cdc.trace.change import TracedChange, read_any_cursor
+from cdc.trace.conclusion import Conclusion
 from cdc.trace.story import ChangeTrace, ConsumerTrace
 from cdc.trace.tracer import Tracer
-from cdc.trace.verdict import Verdict
 from tests.fix_http import Endpoint
 
 _REFUSALS = (400, 422, 500)
@@ -46,24 +46,24 @@ class Seen:
 
 def check_traces(
     config: Path, state: Connection, endpoints: Mapping[str, Endpoint], *, count: int, seed: int
-) -> Counter[Verdict]:
-    """Trace ``count`` random changes that some endpoint was sent; returns the verdicts on them."""
+) -> Counter[Conclusion]:
+    """Trace ``count`` random changes that some endpoint was sent; returns the conclusions."""
     settings = load(config)
     seen = {name: Seen.by(endpoint) for name, endpoint in endpoints.items()}
     keys = sorted({key for each in seen.values() for key in (*each.accepted, *each.refused)})
     chosen = random.Random(seed).sample(keys, min(count, len(keys)))
-    tracer, verdicts = Tracer(settings), Counter[Verdict]()
+    tracer, conclusions = Tracer(settings), Counter[Conclusion]()
     for key in chosen:
         trace = tracer.trace(state, "shop", read_any_cursor(key))
         _check_source(trace, read_any_cursor(key))
         for found in trace.consumers:
             if found.consumer in seen:
                 _check_consumer(found, seen[found.consumer], key, trace)
-                verdicts[found.verdict] += 1
+                conclusions[found.conclusion] += 1
             else:
                 _check_left_out(found, settings, trace)
     assert len(chosen) == count, f"only {len(chosen)} changes were sent"
-    return verdicts
+    return conclusions
 
 
 def _check_source(trace: ChangeTrace, cursor: Cursor) -> None:
@@ -76,9 +76,9 @@ def _check_consumer(found: ConsumerTrace, seen: Seen, key: str, trace: ChangeTra
     said = [step.what for step in found.steps]
     case = (key, found, trace.notes, seen.accepted[key], seen.refused[key])
     if seen.accepted[key]:
-        assert found.verdict is Verdict.DELIVERED, case
+        assert found.conclusion is Conclusion.DELIVERED, case
     else:
-        assert found.verdict in (Verdict.DEAD, Verdict.DISCARDED), case
+        assert found.conclusion in (Conclusion.DEAD, Conclusion.DISCARDED), case
     refusals = sum("refused, the" in what for what in said)
     assert refusals <= seen.refused[key], case
     # The stretch that it was in may have begun before it.
@@ -90,4 +90,4 @@ def _check_left_out(found: ConsumerTrace, settings: Config, trace: ChangeTrace) 
     (sink,) = [sink for sink in settings.sinks if sink.name == found.consumer]
     assert trace.change is not None
     takes = sink.source.takes(trace.change.table_schema, trace.change.table_name)
-    assert takes == (found.verdict is not Verdict.LEFT_OUT), found
+    assert takes == (found.conclusion is not Conclusion.LEFT_OUT), found

@@ -1,7 +1,7 @@
-"""What became of a change for one consumer, judged by all that is known of it. Pure.
+"""What became of a change for one consumer, by all that is known of it. Pure.
 
-Invariant: a verdict says no more than what is known. Where records were removed, or an expression
-was not evaluated, the verdict says so in place of a guess.
+Invariant: a conclusion says no more than what is known. Where records were removed, or an
+expression was not evaluated, the conclusion says so in place of a guess.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cdc.state.traces import KnownStep
 from cdc.trace.records import Delivery, RetryClaim
 
 
-class Verdict(StrEnum):
+class Conclusion(StrEnum):
     DELIVERED = "delivered"
     ACKNOWLEDGED = "fetched and acknowledged"
     LEFT_OUT = "left out"
@@ -91,41 +91,41 @@ class Evidence:
         return max(told, key=lambda each: each[0])[1] if told else Latest.NOTHING
 
 
-def judge(evidence: Evidence) -> Verdict:
-    """The verdict, by what counts most: rows that are there, then the cursor, then the records."""
-    for step, verdict in (
-        ("waits", Verdict.WAITS),
-        ("stored", Verdict.STORED),
-        ("dead", Verdict.DEAD),
+def conclude(evidence: Evidence) -> Conclusion:
+    """By what counts most: rows that are there, then the cursor, then the records."""
+    for step, conclusion in (
+        ("waits", Conclusion.WAITS),
+        ("stored", Conclusion.STORED),
+        ("dead", Conclusion.DEAD),
     ):
         if evidence.has(step):
-            return verdict
+            return conclusion
     if evidence.left_out_by is not None:
-        return Verdict.LEFT_OUT
+        return Conclusion.LEFT_OUT
     if evidence.has("gap") and not _went_out(evidence):
-        return Verdict.GIVEN_UP
+        return Conclusion.GIVEN_UP
     if not evidence.settled:
-        return Verdict.COMES_AGAIN if _went_out(evidence) else Verdict.NOT_YET
+        return Conclusion.COMES_AGAIN if _went_out(evidence) else Conclusion.NOT_YET
     if evidence.has("begun") and not evidence.covering:
-        return Verdict.BEGAN_LATER
+        return Conclusion.BEGAN_LATER
     if evidence.filtering is Filtering.KEEPS_BACK:
-        return Verdict.FILTERED
+        return Conclusion.FILTERED
     return _of_settled(evidence)
 
 
-def _of_settled(evidence: Evidence) -> Verdict:
+def _of_settled(evidence: Evidence) -> Conclusion:
     latest = evidence.latest
     if latest is Latest.NOTHING:
-        return Verdict.SETTLED
+        return Conclusion.SETTLED
     if latest is Latest.REFUSED:
         # It is neither in the queue nor among the dead letters any more.
-        return Verdict.DISCARDED
+        return Conclusion.DISCARDED
     if latest is Latest.NONE_TAKEN:
         passes = evidence.filtering in (Filtering.NONE, Filtering.PASSES)
-        return Verdict.SETTLED if passes else Verdict.FILTERED
+        return Conclusion.SETTLED if passes else Conclusion.FILTERED
     if latest is Latest.CAME_PAST and evidence.filtering in _UNSURE:
-        return Verdict.DELIVERED_OR_LEFT_OUT
-    return Verdict.ACKNOWLEDGED if evidence.is_pull else Verdict.DELIVERED
+        return Conclusion.DELIVERED_OR_LEFT_OUT
+    return Conclusion.ACKNOWLEDGED if evidence.is_pull else Conclusion.DELIVERED
 
 
 def _went_out(evidence: Evidence) -> bool:

@@ -1,4 +1,4 @@
-"""The verdict on a change: each combination of what is known gives no more than is known."""
+"""The conclusion on a change: each combination of what is known gives no more than is known."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from cdc.cursor import Cursor
 from cdc.state.traces import KnownStep
+from cdc.trace.conclusion import Conclusion, Evidence, Filtering, conclude
 from cdc.trace.records import Delivery, Refusal, RetryClaim, Timing
-from cdc.trace.verdict import Evidence, Filtering, Verdict, judge
 
 AT = Cursor(0x18, 2)
 REFUSAL = Refusal(AT, 1, "poison", "it answered 422")
@@ -48,69 +48,69 @@ def evidence(
 
 
 @pytest.mark.parametrize(
-    ("found", "verdict"),
+    ("found", "conclusion"),
     [
-        (evidence([SETTLED], [sent()]), Verdict.DELIVERED),
-        (evidence([SETTLED], [sent(settled_us=0)]), Verdict.DELIVERED),
-        (evidence([SETTLED]), Verdict.SETTLED),
-        (evidence([SETTLED], [sent(delivered=0)]), Verdict.SETTLED),
-        (evidence([BEFORE]), Verdict.NOT_YET),
-        (evidence([BEFORE], [sent()]), Verdict.COMES_AGAIN),
-        (evidence([BEFORE], [refused()]), Verdict.NOT_YET),
-        (evidence([SETTLED, step("waits")], [refused()]), Verdict.WAITS),
-        (evidence([SETTLED, step("dead")], [refused()]), Verdict.DEAD),
-        (evidence([SETTLED, step("stored")], [sent()]), Verdict.STORED),
-        (evidence([SETTLED], [refused()]), Verdict.DISCARDED),
-        (evidence([SETTLED], [refused()], [retried(20, well=True)]), Verdict.DELIVERED),
-        (evidence([SETTLED], [refused()], [retried(20, well=False)]), Verdict.DISCARDED),
+        (evidence([SETTLED], [sent()]), Conclusion.DELIVERED),
+        (evidence([SETTLED], [sent(settled_us=0)]), Conclusion.DELIVERED),
+        (evidence([SETTLED]), Conclusion.SETTLED),
+        (evidence([SETTLED], [sent(delivered=0)]), Conclusion.SETTLED),
+        (evidence([BEFORE]), Conclusion.NOT_YET),
+        (evidence([BEFORE], [sent()]), Conclusion.COMES_AGAIN),
+        (evidence([BEFORE], [refused()]), Conclusion.NOT_YET),
+        (evidence([SETTLED, step("waits")], [refused()]), Conclusion.WAITS),
+        (evidence([SETTLED, step("dead")], [refused()]), Conclusion.DEAD),
+        (evidence([SETTLED, step("stored")], [sent()]), Conclusion.STORED),
+        (evidence([SETTLED], [refused()]), Conclusion.DISCARDED),
+        (evidence([SETTLED], [refused()], [retried(20, well=True)]), Conclusion.DELIVERED),
+        (evidence([SETTLED], [refused()], [retried(20, well=False)]), Conclusion.DISCARDED),
         # The process was killed before the refusal was settled, and the next one delivered it.
-        (evidence([SETTLED], [refused(settled_us=0), sent(20)]), Verdict.DELIVERED),
+        (evidence([SETTLED], [refused(settled_us=0), sent(20)]), Conclusion.DELIVERED),
         # It was refused and discarded, and came again with a rewind.
-        (evidence([SETTLED], [refused(), sent(20)]), Verdict.DELIVERED),
-        (evidence([SETTLED, step("gap")]), Verdict.GIVEN_UP),
-        (evidence([SETTLED, step("gap")], [sent()]), Verdict.DELIVERED),
-        (evidence([SETTLED, step("gap")], [sent(queued=1)]), Verdict.GIVEN_UP),
-        (evidence([SETTLED, step("begun")]), Verdict.BEGAN_LATER),
+        (evidence([SETTLED], [refused(), sent(20)]), Conclusion.DELIVERED),
+        (evidence([SETTLED, step("gap")]), Conclusion.GIVEN_UP),
+        (evidence([SETTLED, step("gap")], [sent()]), Conclusion.DELIVERED),
+        (evidence([SETTLED, step("gap")], [sent(queued=1)]), Conclusion.GIVEN_UP),
+        (evidence([SETTLED, step("begun")]), Conclusion.BEGAN_LATER),
     ],
 )
-def test_the_verdict_follows_from_rows_cursor_and_records(
-    found: Evidence, verdict: Verdict
+def test_the_conclusion_follows_from_rows_cursor_and_records(
+    found: Evidence, conclusion: Conclusion
 ) -> None:
-    assert judge(found) is verdict
+    assert conclude(found) is conclusion
 
 
 @pytest.mark.parametrize(
-    ("filtering", "delivered", "verdict"),
+    ("filtering", "delivered", "conclusion"),
     [
-        (Filtering.PASSES, 2, Verdict.DELIVERED),
-        (Filtering.KEEPS_BACK, 2, Verdict.FILTERED),
-        (Filtering.NOT_EVALUATED, 2, Verdict.DELIVERED_OR_LEFT_OUT),
-        (Filtering.UNKNOWN, 2, Verdict.DELIVERED_OR_LEFT_OUT),
-        (Filtering.FAILED, 2, Verdict.DELIVERED_OR_LEFT_OUT),
+        (Filtering.PASSES, 2, Conclusion.DELIVERED),
+        (Filtering.KEEPS_BACK, 2, Conclusion.FILTERED),
+        (Filtering.NOT_EVALUATED, 2, Conclusion.DELIVERED_OR_LEFT_OUT),
+        (Filtering.UNKNOWN, 2, Conclusion.DELIVERED_OR_LEFT_OUT),
+        (Filtering.FAILED, 2, Conclusion.DELIVERED_OR_LEFT_OUT),
         # Of the stretch nothing went out, so this change did not.
-        (Filtering.NOT_EVALUATED, 0, Verdict.FILTERED),
+        (Filtering.NOT_EVALUATED, 0, Conclusion.FILTERED),
     ],
 )
 def test_a_filter_that_was_not_evaluated_leaves_open_what_only_it_knows(
-    filtering: Filtering, delivered: int, verdict: Verdict
+    filtering: Filtering, delivered: int, conclusion: Conclusion
 ) -> None:
     found = evidence([SETTLED], [sent(delivered=delivered)])
-    assert judge(replace(found, filtering=filtering)) is verdict
+    assert conclude(replace(found, filtering=filtering)) is conclusion
 
 
 def test_a_change_that_comes_again_is_not_said_to_be_delivered_while_its_filter_is_unknown() -> (
     None
 ):
     found = replace(evidence([BEFORE], [sent()]), filtering=Filtering.NOT_EVALUATED)
-    assert judge(found) is Verdict.NOT_YET
+    assert conclude(found) is Conclusion.NOT_YET
 
 
 def test_a_change_that_the_sink_does_not_take_is_left_out_wherever_its_cursor_stands() -> None:
     for known in (SETTLED, BEFORE):
         found = replace(evidence([known], [sent()]), left_out_by="actions: delete is not among")
-        assert judge(found) is Verdict.LEFT_OUT
+        assert conclude(found) is Conclusion.LEFT_OUT
 
 
 def test_a_message_of_a_pull_consumer_that_is_gone_was_acknowledged() -> None:
     found = replace(evidence([SETTLED], [sent()]), is_pull=True)
-    assert judge(found) is Verdict.ACKNOWLEDGED
+    assert conclude(found) is Conclusion.ACKNOWLEDGED
