@@ -27,6 +27,7 @@ class Conclusion(StrEnum):
     GIVEN_UP = "given up"
     DISCARDED = "refused, and discarded since"
     NOT_YET = "not delivered yet"
+    HELD_OR_DELIVERED = "held back for its time, or delivered"
     COMES_AGAIN = "delivered, and comes again"
     BEGAN_LATER = "committed before the consumer began"
     SETTLED = "settled, nobody noted how"
@@ -40,10 +41,18 @@ class Filtering(StrEnum):
     KEEPS_BACK = "its filter keeps it back"
     FAILED = "its expressions fail on it"
     NOT_EVALUATED = "filter: not evaluated (needs --evaluate)"
+    DROPS_LATE = "in event-time order it may have come late, and late changes are dropped"
+    AGGREGATES = "the sink gets results of windows in place of changes"
     UNKNOWN = "the log does not have it, so its table and its values are not known"
 
 
-_UNSURE = (Filtering.NOT_EVALUATED, Filtering.FAILED, Filtering.UNKNOWN)
+_UNSURE = (
+    Filtering.NOT_EVALUATED,
+    Filtering.FAILED,
+    Filtering.DROPS_LATE,
+    Filtering.AGGREGATES,
+    Filtering.UNKNOWN,
+)
 _DOUBTFUL = (*_UNSURE, Filtering.KEEPS_BACK)
 
 
@@ -77,6 +86,11 @@ class Evidence:
         return any(each.step == "cursor" and each.detail.get("settled") for each in self.known)
 
     @property
+    def is_read_ahead(self) -> bool:
+        """In event-time order: whether it was read while the cursor is not beyond it."""
+        return any(each.step == "cursor" and bool(each.detail.get("read")) for each in self.known)
+
+    @property
     def covering(self) -> list[Delivery]:
         """The deliveries that came past the change: the settled ones, if any was settled."""
         past = [each for each in self.deliveries if each.covers(self.cursor)]
@@ -104,6 +118,8 @@ def conclude(evidence: Evidence) -> Conclusion:
         return Conclusion.LEFT_OUT
     if evidence.has("gap") and not _went_out(evidence):
         return Conclusion.GIVEN_UP
+    if not evidence.settled and evidence.is_read_ahead:
+        return Conclusion.HELD_OR_DELIVERED
     if not evidence.settled:
         return Conclusion.COMES_AGAIN if _went_out(evidence) else Conclusion.NOT_YET
     if evidence.has("begun") and not evidence.covering:
@@ -140,7 +156,9 @@ def _went_out(evidence: Evidence) -> bool:
 def _of_delivery(delivery: Delivery, cursor: Cursor) -> Latest:
     if any(refusal.cursor == cursor for refusal in delivery.refusals):
         return Latest.REFUSED
-    return Latest.CAME_PAST if delivery.passed else Latest.NONE_TAKEN
+    # In event-time order it may have gone out before the cursor came past it.
+    taken = delivery.passed or delivery.ordered_by_time
+    return Latest.CAME_PAST if taken else Latest.NONE_TAKEN
 
 
 def _of_retry(claim: RetryClaim, cursor: Cursor) -> Latest:

@@ -113,8 +113,6 @@ def _why_not_yet(known: Sequence[KnownStep]) -> str:
                 return "it is not active"
             state, reason = each.detail.get("state"), each.detail.get("state_reason")
             stands = f"it stands at {each.detail.get('cursor')}"
-            if each.detail.get("read"):
-                return f"{stands}; it has read the change, and holds it back or has sent it"
             if reason or state:
                 return f"{stands} and is {state}{f': {reason}' if reason else ''}"
             return stands

@@ -144,5 +144,10 @@ def filtering_of(sink: SinkConfig | None, change: TracedChange | None) -> Filter
     """What is known of a sink's filter without evaluating it."""
     if sink is None or change is None:
         return Filtering.UNKNOWN
-    has_filter = "filter" in sink.expressions and change.action in _JUDGED
-    return Filtering.NOT_EVALUATED if has_filter else Filtering.NONE
+    if "filter" in sink.expressions and change.action in _JUDGED:
+        return Filtering.NOT_EVALUATED
+    if sink.window is not None:
+        return Filtering.AGGREGATES
+    if sink.event_time is not None and sink.event_time.late_policy == "drop":
+        return Filtering.DROPS_LATE
+    return Filtering.NONE
