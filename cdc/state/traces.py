@@ -20,7 +20,7 @@ _RUNNING = """
 SELECT t.id::text, c.name, t.per_second,
        extract(epoch FROM t.ends_at - clock_timestamp())::float8
   FROM walbrook.live_traces t JOIN walbrook.consumers c ON c.id = t.consumer
- WHERE c.source = %s AND t.ends_at > clock_timestamp()
+ WHERE c.source = %s
 """
 _ADD = """
 INSERT INTO walbrook.live_samples (trace, sample)
@@ -35,8 +35,9 @@ SELECT t.id, s.sample
 _SWEEP = """
 DELETE FROM walbrook.live_traces t USING walbrook.consumers c
  WHERE c.id = t.consumer AND c.source = %s
-   AND t.ends_at < clock_timestamp() - interval '10 seconds'
+   AND t.ends_at < clock_timestamp() - make_interval(secs => %s)
 """
+_KEPT_S: Final = 10.0  # for the last samples to be fetched
 
 
 @dataclass(frozen=True)
@@ -94,11 +95,13 @@ def end_live_trace(connection: Connection, trace: str) -> None:
 def running_live_traces(connection: Connection, source: str) -> list[LiveTrace]:
     """Those of a source that have not ended; what has ended long ago is removed."""
     rows = connection.execute(_RUNNING, (source,)).fetchall()
-    connection.execute(_SWEEP, (source,))
-    return [
+    found = [
         LiveTrace(str(number), str(consumer), int(str(rate)), float(str(left)))
         for number, consumer, rate, left in rows
     ]
+    if any(each.left_s < -_KEPT_S for each in found):
+        connection.execute(_SWEEP, (source, _KEPT_S))
+    return [each for each in found if each.left_s > 0]
 
 
 def add_samples(connection: Connection, trace: str, samples: Sequence[str]) -> None:
