@@ -112,12 +112,15 @@ CREATE TABLE walbrook.consumers (
     disabled_at      timestamptz,
     disabled_reason  text CHECK (disabled_reason IN ('backlog')),
     initial_backfill text[],
+    begun_lsn        pg_lsn,
+    begun_idx        bigint,
     PRIMARY KEY (source, name),
     CHECK ((backlog_max IS NULL) = (backlog_on_full IS NULL)),
     CHECK ((disabled_at IS NULL) = (disabled_reason IS NULL))
 );
 
 COMMENT ON TABLE walbrook.consumers IS 'One row a consumer (a configured sink): its cursor and its counts.';
+COMMENT ON COLUMN walbrook.consumers.begun_lsn IS 'With begun_idx: where it began, or was moved back to; it was never to get what lies below. Null: unknown.';
 COMMENT ON COLUMN walbrook.consumers.place IS 'Where its destination is, if that keeps a position of its own.';
 COMMENT ON COLUMN walbrook.consumers.top_lsn IS 'With top_idx: the last message that its destination was sent, if that keeps a position of its own.';
 COMMENT ON COLUMN walbrook.consumers.lost_at IS 'When its destination was found to lack messages that it once had; walbrook.accept_loss sets it back.';
@@ -377,6 +380,7 @@ CREATE TABLE walbrook.events (
     "before"         text,
     message          text,
     route            text,
+    attempts         jsonb,
     PRIMARY KEY (consumer, commit_lsn, commit_idx)
 ) PARTITION BY LIST (consumer);
 
@@ -393,6 +397,7 @@ CREATE INDEX events_whole_table ON walbrook.events (consumer, table_schema, tabl
 CREATE SEQUENCE walbrook.lease_ids;
 
 COMMENT ON TABLE walbrook.events IS 'Messages of push consumers that wait: refused ones, and those of their groups that came later. One partition a consumer.';
+COMMENT ON COLUMN walbrook.events.attempts IS 'Its last ten refusals: when, the how many-th it was, and what the destination answered, without row values.';
 COMMENT ON COLUMN walbrook.events.consumer IS 'walbrook.consumers.id.';
 COMMENT ON COLUMN walbrook.events.commit_lsn IS 'With commit_idx: the cursor of the change.';
 COMMENT ON COLUMN walbrook.events.group_id IS 'A number of its group: a message waits for every earlier one of its group. Null: it belongs to none.';
@@ -933,6 +938,32 @@ COMMENT ON COLUMN walbrook.config_requests.state IS 'refused: nothing was change
 COMMENT ON COLUMN walbrook.config_requests.revision IS 'Of walbrook.configurations: what runs since then.';
 COMMENT ON COLUMN walbrook.config_requests.changes IS 'What differs between the file and what runs, and how each change takes effect.';
 COMMENT ON COLUMN walbrook.config_requests.result IS 'The same, or what is wrong, for people.';
+
+-- ------------------------------------------------------------------------------------------------
+-- Live traces: what a consumer's expressions make of its changes, for a bounded time.
+-- Samples have row values in them, so both tables are unlogged, and a trace takes its samples along.
+CREATE UNLOGGED TABLE walbrook.live_traces (
+    id         uuid PRIMARY KEY DEFAULT gen_random_uuid(),
+    consumer   integer NOT NULL REFERENCES walbrook.consumers (id) ON DELETE CASCADE,
+    per_second integer NOT NULL CHECK (per_second BETWEEN 1 AND 100),
+    begun_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    ends_at    timestamptz NOT NULL
+);
+
+CREATE INDEX live_traces_consumer ON walbrook.live_traces (consumer);
+
+CREATE UNLOGGED TABLE walbrook.live_samples (
+    number  bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    trace   uuid NOT NULL REFERENCES walbrook.live_traces (id) ON DELETE CASCADE,
+    sample  text NOT NULL
+);
+
+CREATE INDEX live_samples_trace ON walbrook.live_samples (trace, number);
+
+COMMENT ON TABLE walbrook.live_traces IS 'Who is being watched, and until when. A row is removed when its time is over, with its samples.';
+COMMENT ON COLUMN walbrook.live_traces.id IS 'Who has this id may fetch the samples; no other is shown them.';
+COMMENT ON TABLE walbrook.live_samples IS 'Samples that were not fetched yet, row values included; fetching removes them.';
+COMMENT ON COLUMN walbrook.live_samples.sample IS 'JSON: the cursor, what the expressions saw, what they made of it, and whether it passed.';
 
 -- ------------------------------------------------------------------------------------------------
 -- What functions take and return.

@@ -190,6 +190,7 @@ class EventPipeline:
                 dsn,
                 connections,
                 lambda: FeedFigures(ORIGIN),
+                settings.records,
             ),
             connections=connections,
             scratch=self.directory,

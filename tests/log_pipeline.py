@@ -164,7 +164,13 @@ class LogPipeline:
         self.feed.is_filled = True  # by the test
         self.connections = ConnectionPool(self.dsn, name="test")
         self.settler = Settler(
-            SOURCE, self.settings.term, self.feed_run.run, self.dsn, self.connections, self._figures
+            SOURCE,
+            self.settings.term,
+            self.feed_run.run,
+            self.dsn,
+            self.connections,
+            self._figures,
+            self.settings.records,
         )
         self.context = WorkerContext(
             settings=self.settings,
@@ -268,7 +274,13 @@ class LogPipeline:
         found: list[Outcome] = []
         for sink in self.sinks:
             refusals = self.context.refusals
-            retries = RetryQueue(sink, self.settings, run or self.context.run, refusals)
+            retries = RetryQueue(
+                sink,
+                self.settings,
+                run or self.context.run,
+                refusals,
+                records=self.settings.records,
+            )
             for _ in range(claims):
                 outcome = retries.deliver_due(self.state, self.context.over)
                 found += [outcome] if outcome is not None else []

@@ -156,6 +156,11 @@ class Log(Section):
     tier: Tier | None = Field(
         default=None, description="A second place for older segments; none if not given."
     )
+    delivery_records: Size = Field(
+        default=64 * 2**20,
+        description="Most bytes, for each database, of the records of what was delivered when, "
+        "which walbrook trace shows; 0 keeps none.",
+    )
     flight: Flight = Field(default_factory=Flight, description="The log served over the network.")
 
     @model_validator(mode="after")

@@ -1,8 +1,9 @@
 """One batch as bytes: a fixed header, then an Arrow IPC stream of raw pgoutput messages.
 
 The header is the batch marker: it carries the batch's number, its row count and its bounds, the
-upper one being the high watermark, exclusive. The checksum covers all of it and the body, so a
-torn write and a flipped bit look the same: the frame is not whole.
+upper one being the high watermark, exclusive, and the time at which the batch was logged. The
+checksum covers all of it and the body, so a torn write and a flipped bit look the same: the frame
+is not whole. Frames of earlier versions have no time, and are read as well.
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ from cdc.decoding.annotations import (
 from cdc.decoding.raw import RAW_SCHEMA, SCHEMAS_KEY, decode_schemas, encode_schemas
 from cdc.errors import CorruptionError
 
-_MAGIC = b"WBF1"
-# magic, reserved, checksum; then what the checksum covers: body bytes, batch_idx, rows, bounds.
+_ANY_MAGIC = b"WBF"
+_UNTIMED, _TIMED = b"WBF1", b"WBF2"
+# magic, reserved, checksum; then what the checksum covers: body bytes, batch_idx, rows, bounds,
+# and, in a timed frame, when it was logged.
 _PREFIX = struct.Struct("<4sIQ")
-_MARKER = struct.Struct("<QQQQqQq")
+_MARKERS = {_UNTIMED: struct.Struct("<QQQQqQq"), _TIMED: struct.Struct("<QQQQqQqq")}
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"  # of every Arrow IPC stream
 # How each message of an Arrow IPC stream begins: a mark, then the size of what describes it.
 _MESSAGE = struct.Struct("<iI")
 _KNOWN_HEAD_BYTES = 16 << 10
-HEADER_BYTES = _PREFIX.size + _MARKER.size
 
 LOST_FIX = (
     "restore the segment from a copy; or remove the source's log directory: what the slot still "
@@ -54,10 +56,15 @@ class Marker:
     first: Cursor
     high: Cursor
     body_bytes: int
+    logged_us: int = 0  # when it was logged, Unix microseconds; 0: not noted
+
+    @property
+    def header_bytes(self) -> int:
+        return _PREFIX.size + _MARKERS[_TIMED if self.logged_us else _UNTIMED].size
 
     @property
     def frame_bytes(self) -> int:
-        return HEADER_BYTES + self.body_bytes
+        return self.header_bytes + self.body_bytes
 
 
 @dataclass(frozen=True)
@@ -81,15 +88,20 @@ def encode_frame(
     first: Cursor,
     high: Cursor,
     annotations: Sequence[AnnotationRun] = (),
+    logged_us: int = 0,
 ) -> tuple[Marker, bytes, pa.Buffer]:
     """The frame as marker, header and body; the two last are written one after the other."""
     known = encode_schemas(dict(schemas))
     said = {ANNOTATIONS_KEY: encode_annotations(annotations)} if annotations else None
     head = _usual_head(known) if said is None else _stream_head({SCHEMAS_KEY: known, **said})
     body = pa.py_buffer(b"".join((head, raw.serialize(), _STREAM_END)))
-    marker = Marker(batch_idx, raw.num_rows, first, high, body.size)
-    fields = _MARKER.pack(body.size, batch_idx, raw.num_rows, *first, *high)
-    return marker, _PREFIX.pack(_MAGIC, 0, _checksum(fields, body)) + fields, body
+    marker = Marker(batch_idx, raw.num_rows, first, high, body.size, logged_us)
+    values = (body.size, batch_idx, raw.num_rows, *first, *high)
+    if logged_us:
+        magic, fields = _TIMED, _MARKERS[_TIMED].pack(*values, logged_us)
+    else:
+        magic, fields = _UNTIMED, _MARKERS[_UNTIMED].pack(*values)
+    return marker, _PREFIX.pack(magic, 0, _checksum(fields, body)) + fields, body
 
 
 @lru_cache(maxsize=64)
@@ -105,30 +117,34 @@ def _stream_head(metadata: Mapping[bytes, bytes]) -> bytes:
 
 def read_marker(buffer: pa.Buffer, offset: int) -> Marker | None:
     """The marker at ``offset`` if a whole, undamaged frame starts there."""
-    if offset + HEADER_BYTES > buffer.size:
+    if offset + _PREFIX.size > buffer.size:
         return None
-    header = buffer.slice(offset, HEADER_BYTES).to_pybytes()
-    magic, _reserved, checksum = _PREFIX.unpack_from(header)
-    fields = header[_PREFIX.size :]
-    body_bytes, batch_idx, rows, first_lsn, first_idx, high_lsn, high_idx = _MARKER.unpack(fields)
-    if magic != _MAGIC or offset + HEADER_BYTES + body_bytes > buffer.size:
+    magic, _reserved, checksum = _PREFIX.unpack(buffer.slice(offset, _PREFIX.size).to_pybytes())
+    form = _MARKERS.get(magic)
+    begins = offset + _PREFIX.size
+    if form is None or begins + form.size > buffer.size:
         return None
-    if _checksum(fields, buffer.slice(offset + HEADER_BYTES, body_bytes)) != checksum:
-        return None
-    return Marker(
-        batch_idx, rows, Cursor(first_lsn, first_idx), Cursor(high_lsn, high_idx), body_bytes
+    fields = buffer.slice(begins, form.size).to_pybytes()
+    body_bytes, batch_idx, rows, first_lsn, first_idx, high_lsn, high_idx, *logged = form.unpack(
+        fields
     )
+    if begins + form.size + body_bytes > buffer.size:
+        return None
+    if _checksum(fields, buffer.slice(begins + form.size, body_bytes)) != checksum:
+        return None
+    first, high = Cursor(first_lsn, first_idx), Cursor(high_lsn, high_idx)
+    return Marker(batch_idx, rows, first, high, body_bytes, *logged)
 
 
 def find_whole(buffer: pa.Buffer, start: int, batch_idx: int) -> int | None:
     """Where, beyond ``start``, a whole frame of a batch above ``batch_idx`` begins, if any does."""
     data = memoryview(buffer)[start:].tobytes()
-    at = data.find(_MAGIC, 1)
+    at = data.find(_ANY_MAGIC, 1)
     while at >= 0:
         marker = read_marker(buffer, start + at)
         if marker is not None and marker.batch_idx > batch_idx:
             return start + at
-        at = data.find(_MAGIC, at + 1)
+        at = data.find(_ANY_MAGIC, at + 1)
     return None
 
 
@@ -145,7 +161,7 @@ def read_frame(buffer: pa.Buffer, offset: int, *, where: str) -> Frame:
 
 def open_frame(buffer: pa.Buffer, offset: int, marker: Marker) -> Frame:
     """The frame at ``offset``, whose ``marker`` was read and so is whole."""
-    body = buffer.slice(offset + HEADER_BYTES, marker.body_bytes)
+    body = buffer.slice(offset + marker.header_bytes, marker.body_bytes)
     _continuation, size = _MESSAGE.unpack_from(body)
     head = body.slice(0, _MESSAGE.size + size).to_pybytes()
     schema, schemas = (_known_head if len(head) <= _KNOWN_HEAD_BYTES else _read_head)(head)

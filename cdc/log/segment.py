@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from cdc.cursor import Cursor
-from cdc.log.frame import HEADER_BYTES, Marker, read_marker
+from cdc.log.frame import Marker, read_marker
 from cdc.log.manifest import SegmentInfo
 
 INDEX_DTYPE = np.dtype(
@@ -204,7 +204,7 @@ def scan(
         if marker is None or marker.batch_idx != first_batch + len(entries):
             break
         if marker.rows:
-            body = data.slice(offset + HEADER_BYTES, marker.body_bytes)
+            body = data.slice(offset + marker.header_bytes, marker.body_bytes)
             with pa.ipc.open_stream(body) as stream:
                 commits = widened(commits, commit_range(stream.read_next_batch()["commit_ts"]))
         entries.append(index_entry(marker, offset))

@@ -31,7 +31,13 @@ class LogTail:
         """How many entries the index of an active segment has; None if it is not held."""
         if name != self._name and not self._open(name):
             return None
-        return os.fstat(self._index).st_size // ENTRY_BYTES
+        found = os.fstat(self._index)
+        if not found.st_nlink:
+            # A writer that was started again wrote the files again, under the same names.
+            if not self._open(name):
+                return None
+            found = os.fstat(self._index)
+        return found.st_size // ENTRY_BYTES
 
     def entries(self, name: str, start: int, stop: int) -> Index | None:
         """The entries ``[start, stop)`` by position, fewer where the index ends."""

@@ -169,7 +169,13 @@ class LogWriter:
                 fix="report this: the reader must skip what the log already holds",
             )
         marker, header, body = encode_frame(
-            self.next_batch, raw, schemas, first=first, high=high, annotations=annotations
+            self.next_batch,
+            raw,
+            schemas,
+            first=first,
+            high=high,
+            annotations=annotations,
+            logged_us=time.time_ns() // 1000,
         )
         with self._writing():
             self._require_own_manifest()

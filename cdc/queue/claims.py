@@ -122,7 +122,8 @@ ABANDONED = "abandoned"
 """The column that says how often a process ended while it was delivering this row alone."""
 
 _CLAIMED = pa.schema([
-    *(each for each in EVENT_SCHEMA if each.name not in ("error", "error_kind", "pause_s", "dead")),
+    *(each for each in EVENT_SCHEMA if each.name not in
+      ("error", "error_kind", "answer", "pause_s", "dead")),
     pa.field(ABANDONED, pa.int32(), nullable=False),
 ])  # fmt: skip
 

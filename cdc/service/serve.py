@@ -73,6 +73,7 @@ def serve(path: Path, stop: StopSignal, *, standby: bool = False) -> int:
                     listener=listener,
                     started_at=time.monotonic(),
                     measured=supervisor,
+                    config=lambda: applier.config,
                     begin_repair=lambda name, deletes: repair(
                         applier.config, name, deletes=deletes
                     ),

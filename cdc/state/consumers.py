@@ -17,23 +17,27 @@ from cdc.state.health import resolve_inactive
 
 # One that comes back goes on at its cursor, a new one begins where its configuration says.
 _ADD_CONSUMERS = """
-INSERT INTO walbrook.consumers (source, name, initial_backfill, cursor_lsn, cursor_idx)
-SELECT s.name, n.name,
-       (SELECT array_agg(t) FROM jsonb_array_elements_text(%(backfills)s::jsonb -> n.name) AS t),
-       CASE n.start WHEN 'restart' THEN s.restart_lsn
-                    WHEN 'earliest' THEN coalesce(s.earliest_lsn, s.restart_lsn)
-                    WHEN 'latest' THEN greatest(s.log_lsn, s.restart_lsn, e.lsn)
-                    ELSE split_part(n.start, ':', 1)::pg_lsn END,
-       CASE n.start WHEN 'restart' THEN s.restart_idx
-                    WHEN 'earliest' THEN coalesce(s.earliest_idx, s.restart_idx)
-                    WHEN 'latest' THEN CASE greatest(s.log_lsn, s.restart_lsn, e.lsn)
-                                            WHEN s.log_lsn THEN s.log_idx
-                                            WHEN s.restart_lsn THEN s.restart_idx
-                                            ELSE 0 END
-                    ELSE split_part(n.start, ':', 2)::bigint END
-  FROM walbrook.sources s, (SELECT %(wal_end)s::pg_lsn AS lsn) e,
-       unnest(%(names)s::text[], %(starts)s::text[]) AS n (name, start)
- WHERE s.name = %(source)s
+INSERT INTO walbrook.consumers
+       (source, name, initial_backfill, cursor_lsn, cursor_idx, begun_lsn, begun_idx)
+SELECT source, name, backfill, lsn, idx, lsn, idx
+  FROM (
+    SELECT s.name AS source, n.name,
+           (SELECT array_agg(t) FROM jsonb_array_elements_text(%(backfills)s::jsonb -> n.name) AS t)
+           AS backfill,
+           CASE n.start WHEN 'restart' THEN s.restart_lsn
+                        WHEN 'earliest' THEN coalesce(s.earliest_lsn, s.restart_lsn)
+                        WHEN 'latest' THEN greatest(s.log_lsn, s.restart_lsn, e.lsn)
+                        ELSE split_part(n.start, ':', 1)::pg_lsn END AS lsn,
+           CASE n.start WHEN 'restart' THEN s.restart_idx
+                        WHEN 'earliest' THEN coalesce(s.earliest_idx, s.restart_idx)
+                        WHEN 'latest' THEN CASE greatest(s.log_lsn, s.restart_lsn, e.lsn)
+                                                WHEN s.log_lsn THEN s.log_idx
+                                                WHEN s.restart_lsn THEN s.restart_idx
+                                                ELSE 0 END
+                        ELSE split_part(n.start, ':', 2)::bigint END AS idx
+      FROM walbrook.sources s, (SELECT %(wal_end)s::pg_lsn AS lsn) e,
+           unnest(%(names)s::text[], %(starts)s::text[]) AS n (name, start)
+     WHERE s.name = %(source)s) AS starts
     ON CONFLICT (source, name) DO NOTHING
 """
 _DESCRIBE = """

@@ -34,6 +34,8 @@ EVENT_SCHEMA: Final = pa.schema(
         pa.field("deliveries", pa.int32(), nullable=False),
         pa.field("error", pa.string()),
         pa.field("error_kind", pa.string()),
+        # What its destination answered, without anything of the row; null if it was not sent.
+        pa.field("answer", pa.string()),
         # How long from now on until it is tried again; null for one that waits for another.
         pa.field("pause_s", pa.float64()),
         pa.field("dead", pa.bool_(), nullable=False),
@@ -41,7 +43,12 @@ EVENT_SCHEMA: Final = pa.schema(
 )
 """Queued messages: what is kept of each, and what becomes of it."""
 
-_COPIED: Final = tuple(name for name in EVENT_SCHEMA.names if name not in ("pause_s", "dead"))
+ATTEMPTS_KEPT: Final = 10
+"""Of how many attempts, the latest, a message that waits keeps time and answer."""
+
+_COPIED: Final = tuple(
+    name for name in EVENT_SCHEMA.names if name not in ("answer", "pause_s", "dead")
+)
 
 _NUMBER = "SELECT id FROM walbrook.consumers WHERE source = %s AND name = %s"
 _LOCK = f"{_NUMBER} FOR NO KEY UPDATE"
@@ -61,10 +68,17 @@ UPDATE walbrook.events e
            THEN clock_timestamp() + make_interval(secs => t.pause_s) END,
        tried_at = clock_timestamp(),
        deliveries = t.deliveries, error = t.error, error_kind = t.error_kind,
+       attempts = CASE WHEN t.answer IS NULL THEN e.attempts
+                       WHEN jsonb_array_length(e.attempts) >= %(kept)s THEN e.attempts - 0
+                       ELSE coalesce(e.attempts, '[]') END
+                  || CASE WHEN t.answer IS NULL THEN '[]'::jsonb
+                          ELSE jsonb_build_array(jsonb_build_object(
+                               'at', clock_timestamp(), 'deliveries', t.deliveries,
+                               'kind', t.error_kind, 'answer', t.answer)) END,
        lease_id = NULL, holder = NULL, lease_until = NULL
   FROM unnest(%(lsn)s::pg_lsn[], %(idx)s::bigint[], %(pause_s)s::float8[], %(deliveries)s::int[],
-              %(error)s::text[], %(error_kind)s::text[])
-       AS t (lsn, idx, pause_s, deliveries, error, error_kind)
+              %(error)s::text[], %(error_kind)s::text[], %(answer)s::text[])
+       AS t (lsn, idx, pause_s, deliveries, error, error_kind, answer)
  WHERE e.consumer = %(consumer)s AND e.commit_lsn = t.lsn AND e.commit_idx = t.idx
 """
 _BURY = "SELECT walbrook.bury(%(consumer)s, %(lsn)s::pg_lsn[], %(idx)s::bigint[])"
@@ -127,9 +141,11 @@ def mark_tried(connection: Connection, consumer: int, rows: pa.RecordBatch) -> N
     if tried.num_rows:
         texts = {
             name: tried.column(name).to_pylist()
-            for name in ("pause_s", "deliveries", "error", "error_kind")
+            for name in ("pause_s", "deliveries", "error", "error_kind", "answer")
         }
-        connection.execute(_TRIED, {"consumer": consumer, **_cursors(tried), **texts})
+        connection.execute(
+            _TRIED, {"consumer": consumer, "kept": ATTEMPTS_KEPT, **_cursors(tried), **texts}
+        )
     dead = rows.filter(rows.column("dead"))
     if dead.num_rows:
         connection.execute(_BURY, {"consumer": consumer, **_cursors(dead)})

@@ -8,14 +8,16 @@ LANGUAGE sql STABLE AS $$
     SELECT p.oid::regprocedure FROM pg_proc p
      WHERE p.pronamespace = 'walbrook'::regnamespace
        AND p.proname = ANY (CASE access
-           WHEN 'monitor' THEN ARRAY['called', 'is_paused', 'dead_ever', 'parse_cursor', 'cursor_text', 'cursor_key']
+           WHEN 'monitor' THEN ARRAY['called', 'is_paused', 'dead_ever', 'parse_cursor', 'cursor_text', 'cursor_key',
+                                     'trace']
            WHEN 'operator' THEN ARRAY['pause', 'resume', 'rewind', 'skip_to', 'discard_all', 'redeliver',
                                       'discard', 'accept_gap', 'accept_loss', 'finish_source',
                                       'advance_watermark', 'set_partition_idle', 'start_backfill',
                                       'pause_backfill', 'resume_backfill', 'cancel_backfill',
                                       'retry_backfill', 'skip_backfill', 'start_verification',
-                                      'cancel_verification', 'forget', 'plan_config', 'apply_config',
-                                      'config_answer', 'running_config']
+                                      'cancel_verification', 'forget', 'forget_source', 'plan_config',
+                                      'apply_config', 'config_answer', 'running_config']
+           WHEN 'values' THEN ARRAY['start_live_trace', 'live_samples', 'end_live_trace']
            WHEN 'pull' THEN ARRAY['receive', 'ack', 'nack', 'extend'] END)
         -- Who reads a view must be allowed to call the functions in it.
         OR p.pronamespace = 'walbrook'::regnamespace AND access = 'monitor' AND EXISTS (
@@ -24,7 +26,7 @@ LANGUAGE sql STABLE AS $$
               AND d.refobjid = p.oid)
 $$;
 
-COMMENT ON FUNCTION walbrook.functions_of IS 'The functions that a monitor, an operator or a pull worker (access: pull) may call.';
+COMMENT ON FUNCTION walbrook.functions_of IS 'The functions that a monitor, an operator, one who may see row values (access: values) or a pull worker (access: pull) may call.';
 
 CREATE OR REPLACE FUNCTION walbrook.grant_functions(role text, access text) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -69,6 +71,7 @@ BEGIN
     PERFORM walbrook.grant_functions(role, 'operator');
     EXECUTE format('GRANT SELECT ON walbrook.configurations, walbrook.config_requests TO %I', role);
     IF with_values THEN
+        PERFORM walbrook.grant_functions(role, 'values');
         EXECUTE format('GRANT SELECT ON walbrook.dead_letters, walbrook.events, walbrook.pull_messages, '
                        'walbrook.claim_checks, walbrook.verification_keys TO %I', role);
     END IF;
@@ -76,7 +79,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION walbrook.grant_operator IS 'Let a role do what a monitor does, and pause, resume, rewind, skip, redeliver, discard, push watermarks, mark partitions, accept gaps and losses, and apply the configuration; with_values: also read dead letters and what waits, row values included.';
+COMMENT ON FUNCTION walbrook.grant_operator IS 'Let a role do what a monitor does, and pause, resume, rewind, skip, redeliver, discard, push watermarks, mark partitions, accept gaps and losses, and apply the configuration; with_values: also read dead letters and what waits, and trace consumers live, row values included.';
 
 CREATE OR REPLACE FUNCTION walbrook.grant_pull(role text, VARIADIC consumers text[]) RETURNS void
 LANGUAGE plpgsql AS $$

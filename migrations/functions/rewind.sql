@@ -150,6 +150,10 @@ BEGIN
     UPDATE walbrook.consumers k
        SET cursor_lsn = target.lsn, cursor_idx = target.idx, moved_at = clock_timestamp(),
            backlog_excused = true,
+           begun_lsn = CASE WHEN (k.begun_lsn, k.begun_idx) <= (target.lsn, target.idx)
+                            THEN k.begun_lsn WHEN k.begun_lsn IS NOT NULL THEN target.lsn END,
+           begun_idx = CASE WHEN (k.begun_lsn, k.begun_idx) <= (target.lsn, target.idx)
+                            THEN k.begun_idx WHEN k.begun_lsn IS NOT NULL THEN target.idx END,
            generation = k.generation + (rewind.destination = 'new_generation' IS TRUE)::integer,
            truncation = CASE rewind.destination WHEN 'new_generation' THEN 0
                                                 WHEN 'truncate' THEN k.truncation + 1

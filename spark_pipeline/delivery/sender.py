@@ -21,6 +21,7 @@ from cdc.change import MessageBatch
 from cdc.config import SinkConfig
 from cdc.cursor import Cursor
 from cdc.cursor_columns import cursor_at
+from cdc.error_text import one_line
 from cdc.errors import PoisonError, TransientError, WalbrookError
 from cdc.queue.groups import Grouping, groups_of
 from cdc.queue.ledger.base import together as all_uses
@@ -292,6 +293,7 @@ def refused(consumer: SinkConfig, row: pa.RecordBatch, error: WalbrookError) -> 
         deliveries=deliveries,
         error=error.full_what if dead else error.full_text,  # a dead letter is not retried
         error_kind=kind,
+        answer=one_line(error.what),
         pause_s=pause_s(consumer.retry, deliveries, kind),
         dead=dead,
     )
@@ -308,14 +310,15 @@ def _events(
     deliveries: int | None = None,
     error: str | None = None,
     error_kind: str | None = None,
+    answer: str | None = None,
     pause_s: float | None = None,
     dead: bool = False,
 ) -> pa.RecordBatch:
     """Rows as the queue keeps them; those that only wait keep what is known of them."""
     count = rows.num_rows
     given: dict[str, object] = {
-        "deliveries": deliveries, "error": error, "error_kind": error_kind, "pause_s": pause_s,
-        "dead": dead,
+        "deliveries": deliveries, "error": error, "error_kind": error_kind, "answer": answer,
+        "pause_s": pause_s, "dead": dead,
     }  # fmt: skip
     columns = []
     for field in EVENT_SCHEMA:

@@ -126,7 +126,12 @@ class Ordering:
         generation = next(iter(self._resume.values())).generation
         self._sender = ReleaseSender(consumer, inputs, current, generation)
         self._runs = {name: each.context.settler.feed_run for name, each in inputs.items()}
-        self._settler = EventSettler(consumer.name, self._terms, self._runs)
+        self._settler = EventSettler(
+            consumer.name,
+            self._terms,
+            self._runs,
+            {name: each.context.settler.records for name, each in inputs.items()},
+        )
         self._sending: Sending | None = None
         self._delivered: Unsettled | None = None  # a release that is all sent
         self._settled_at = self._shown_at = time.monotonic()

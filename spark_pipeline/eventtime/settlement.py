@@ -6,6 +6,7 @@ become true together; a cursor that was moved by another is never moved back by 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from cdc.state.gaps import Gap, gap_reported
 from cdc.state.ledgers import TRIM
 from cdc.state.positions import MovedError, Settlement, settle
 from cdc.state.queued_messages import enqueue
+from cdc.trace.record_log import RecordLog
+from cdc.trace.records import DeliveryRecord, DeliveryTiming, refusals_of
 from spark_pipeline.delivery.dead_letters import poisoned
 from spark_pipeline.delivery.outcome import Poison, is_below, together
 from spark_pipeline.eventtime.reading import Reading
@@ -107,8 +110,15 @@ def shares_of(
 class EventSettler:
     """Settles for one consumer, under the terms of its sources and as the runs of their feeds."""
 
-    def __init__(self, consumer: str, terms: Mapping[str, int], runs: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        consumer: str,
+        terms: Mapping[str, int],
+        runs: Mapping[str, int],
+        records: Mapping[str, RecordLog],
+    ) -> None:
         self._consumer = consumer
+        self._records = records
         self._terms = terms
         self._runs = runs
 
@@ -131,6 +141,7 @@ class EventSettler:
         which that is so, empty if there is none: the worker begins again then.
         """
         moved = ""
+        recorded = self._record(resume, reached)
         with ExitStack() as held:
             if not any(share.copies for share in reached.shares.values()):
                 held.enter_context(state.pipeline())  # sent together, answered together
@@ -170,7 +181,21 @@ class EventSettler:
                     state.execute(TRIM, {"ledger": ledger, "lsn": format_lsn(lsn), "idx": idx})
             if then is not None and not moved:
                 then()
+        for source, (settlement, delivery) in recorded.items():
+            if source != moved:
+                self._records[source].settled(settlement, [delivery])
         return moved
+
+    def _record(
+        self, standing: Mapping[str, SourceResumeState], reached: SettledPosition
+    ) -> dict[str, tuple[int, DeliveryRecord]]:
+        """Record what is about to be settled, by source, with the number of the settlement."""
+        now_us = time.time_ns() // 1000
+        found = {}
+        for source, share in reached.shares.items():
+            delivery = recorded_as(self._consumer, standing[source].cursor, share, now_us)
+            found[source] = self._records[source].begin([delivery]), delivery
+        return found
 
     def settle_gaps(
         self,
@@ -217,6 +242,28 @@ class EventSettler:
         for source, rows in zip(self._terms, queued, strict=True):
             if rows is not None:
                 enqueue(state, source, self._consumer, rows)
+
+
+def recorded_as(
+    consumer: str, since: Cursor, share: SourceSettlement, now_us: int
+) -> DeliveryRecord:
+    """What was released of one source, as it is recorded."""
+    refusals, unnamed = refusals_of(share.queued)
+    end = max(since, share.cursor)
+    return DeliveryRecord(
+        consumer,
+        since,
+        end,
+        max(end, share.read),
+        DeliveryTiming(ended_us=now_us),
+        delivered=share.delivered,
+        absorbed=share.absorbed,
+        queued=0 if share.queued is None else share.queued.num_rows,
+        dead=len(share.dead),
+        refusals=refusals,
+        unnamed=unnamed,
+        ordered_by_time=True,
+    )
 
 
 def _settlement(since: Cursor, share: SourceSettlement) -> Settlement:

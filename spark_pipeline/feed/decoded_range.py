@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from cdc.cursor import Cursor
+from cdc.trace.records import DeliveryTiming
 from spark_pipeline.feed.plan import DecodingPlan, JoinedPlan, Plan
 from spark_pipeline.feed.reorder import Reorder
 from spark_pipeline.slices.exchange import SliceMarker
@@ -26,16 +27,19 @@ class DecodedRange:
     slices: Sequence[SliceMarker]
     plan: Plan
     decoded_at: float = field(default_factory=time.monotonic)
+    decoded_from_us: int = 0  # when decoding began and ended, Unix microseconds
+    decoded_us: int = 0
 
     @classmethod
     def decode(cls, history: int, start: int, end: int, plan: DecodingPlan) -> DecodedRange:
         """Run the plan's decode and restore the order; a marker that is missing is an error."""
+        began_us = time.time_ns() // 1000
         try:
             slices = Reorder(start).micro_batch(plan.decode())
         except BaseException:
             plan.close()
             raise
-        return cls(history, start, end, slices, plan)
+        return cls(history, start, end, slices, plan, began_us, time.time_ns() // 1000)
 
     @classmethod
     def joined(cls, ranges: Sequence[DecodedRange]) -> DecodedRange:
@@ -48,11 +52,25 @@ class DecodedRange:
         slices = [piece for each in ranges for piece in each.slices]
         plan = JoinedPlan({each.start: each.plan for each in ranges})
         first, last = ranges[0], ranges[-1]
-        return cls(first.history, first.start, last.end, slices, plan, first.decoded_at)
+        decoded_us = max(each.decoded_us for each in ranges)
+        return cls(
+            first.history, first.start, last.end, slices, plan, first.decoded_at,
+            first.decoded_from_us, decoded_us,
+        )  # fmt: skip
 
     @property
     def rows(self) -> int:
         return sum(piece.rows for piece in self.slices)
+
+    @property
+    def timing(self) -> DeliveryTiming:
+        """When it was committed, logged and decoded; none of it has been delivered yet."""
+        return DeliveryTiming(
+            decoded_from_us=self.decoded_from_us,
+            decoded_us=self.decoded_us,
+            committed_us=max((piece.commit_us for piece in self.slices), default=0),
+            logged_us=max((piece.logged_us for piece in self.slices), default=0),
+        )
 
     @property
     def size(self) -> int:

@@ -14,6 +14,8 @@ from cdc.connection import Connection
 from cdc.decoding.format import Wanted
 from cdc.queue.ledger.open import LedgerAddress
 from cdc.service.checks.sink import require_fit
+from cdc.trace.record_files import RECORDS_BYTES
+from cdc.trace.record_log import RecordLog
 from spark_pipeline.capacity.backlog import Bounds
 from spark_pipeline.capacity.slots import Slots
 from spark_pipeline.delivery.deliver import Origin
@@ -71,6 +73,12 @@ class StageSettings:
         """What decode is asked for, so that every consumer finds its own in it."""
         wanted = wanted_by([*self.consumers, *self.in_event_time])
         return wanted if self.wanted_before is None else self.wanted_before.widened(wanted)
+
+    @cached_property
+    def records(self) -> RecordLog:
+        """Where what its consumers were delivered is recorded."""
+        most = RECORDS_BYTES if self.config is None else self.config.log.delivery_records
+        return RecordLog(self.source, self.log_directory, most)
 
     def require_fit(self, sink: SinkConfig, state: Connection) -> None:
         """OperatorError for a sink that cannot be served as it is configured."""

@@ -50,6 +50,7 @@ class SliceMarker:
     errors: int = 0  # how many of its rows could not be decoded
     # Schema and name of the tables that it may have rows of; None: of any.
     tables: tuple[tuple[str, str], ...] | None = None
+    logged_us: int = 0  # when its batch was logged, Unix microseconds; 0: not noted
 
 
 MARKER_SCHEMA = pa.schema(
@@ -68,6 +69,7 @@ MARKER_SCHEMA = pa.schema(
         ("offset", pa.int64()),
         ("errors", pa.int64()),
         ("tables", pa.string()),  # as JSON
+        ("logged_us", pa.int64()),
     ]
 )
 
@@ -101,6 +103,7 @@ def markers_from_arrow(table: pa.Table | pa.RecordBatch) -> list[SliceMarker]:
             offset=row["offset"],
             errors=row["errors"],
             tables=_tables(row["tables"]),
+            logged_us=row["logged_us"],
         )
         for row in table.to_pylist()
     ]

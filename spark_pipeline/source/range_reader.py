@@ -176,7 +176,8 @@ class RangeReader:
                 yield from self._decode(joined)
                 joined = _Joined()
             commit_us = raw.column("commit_ts")[-1].as_py() if raw.num_rows else 0
-            joined.pieces.append(_Piece(piece, frame.marker.high, commit_us))
+            marker = frame.marker
+            joined.pieces.append(_Piece(piece, marker.high, commit_us, marker.logged_us))
             joined.add(raw, frame.schemas, runs, size)
         if joined:
             yield from self._decode(joined)
@@ -204,6 +205,7 @@ class _Piece:
     slice: LogSlice
     high: Cursor
     commit_us: int
+    logged_us: int
 
 
 class _Joined(JoinedRows):
@@ -258,5 +260,6 @@ def _markers(
             position=position,
             offset=offset,
             errors=rows - errors.slice(offset, rows).null_count,
+            logged_us=piece.logged_us,
         )
         offset += rows

@@ -98,6 +98,7 @@ class SourceStage:
         self._runner: FeedRunner | None = None
         self._fatal: list[Exception] = []
         self._state: Connection | None = None
+        self._context: WorkerContext | None = None
         self._state_away = False
         self._looked = self._reported = float("-inf")
         self._ahead: dict[str, float] = {}  # since when (monotonic) beyond the end of the log
@@ -123,6 +124,7 @@ class SourceStage:
         )
         try:
             context, attempts = self._begin(scratch, exchange)
+            self._context = context
             settler = self._thread("settler", self._settle)
             feed = self._thread("feed", self._run_feed)
             self._staged.start(attempts)
@@ -170,6 +172,7 @@ class SourceStage:
             self._settings.state_dsn,
             self._connections,
             self._runner.figures,
+            self._settings.records,
         )
         context = WorkerContext(
             settings=self._settings,
@@ -285,6 +288,8 @@ class SourceStage:
             self.workers[name].backfill()
         for name in consumers_with_verifications(state, self._source) & self.workers.keys():
             self.workers[name].verify()
+        if self._context is not None:
+            self._context.live.look(state, self._source)
         with closing(open_log(self._settings.log_directory)) as log:
             now = time.monotonic()
             self._ahead = {name: self._ahead.get(name, now) for name in beyond(log, active.cursors)}

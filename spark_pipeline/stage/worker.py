@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from cdc.config import PullDestination, SinkConfig
@@ -288,6 +289,8 @@ class Worker(BaseWorker):
         share, outcome = self._deliver(decoded, share)
         took_s = time.monotonic() - began
         self._measure(decoded, outcome, took_s)
+        changes = partial(decoded.plan.changes, share.slices)
+        self._context.live.sample(share, changes, self._context.connections)
         return self._report(decoded, share, outcome, took_s)
 
     def _measure(self, decoded: DecodedRange | Piece, outcome: Outcome, took_s: float) -> None:
@@ -331,6 +334,7 @@ class Worker(BaseWorker):
         else:
             ended, rows, piece = outcome.cursor >= decoded.high, decoded.rows, None
             committed_at = decoded.committed_at if ended else None
+        ended_us = time.time_ns() // 1000
         report = Report(
             start=self._cursor,
             outcome=outcome,
@@ -341,6 +345,10 @@ class Worker(BaseWorker):
             dead=() if share is None else self._dead(decoded, share, outcome),
             deliver_ms=took_s * 1000,
             generation=self._generation,
+            reached=None if share is None else share.end,
+            timing=replace(
+                decoded.timing, began_us=ended_us - int(took_s * 1_000_000), ended_us=ended_us
+            ),
         )
         settler = self._context.settler
         try:

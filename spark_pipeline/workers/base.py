@@ -251,6 +251,8 @@ class BaseWorker(ABC):
         self.current.waits(Reason.of(reason), until, reason)
         if not isinstance(error, UndeliveredError):
             self._note_error(reason)
+            for each in self.inputs.values():
+                each.context.settler.note_failure(self.name, reason)
         return until
 
     def _note_serving(self) -> None:

@@ -17,6 +17,7 @@ from spark_pipeline.delivery.refusal_log import RefusalLog
 from spark_pipeline.feed.feed import Feed
 from spark_pipeline.feed.stage_settings import StageSettings
 from spark_pipeline.jvm.late import LateSession
+from spark_pipeline.workers.live import LiveTraces
 from spark_pipeline.workers.settler import Settler
 
 RUN = uuid.uuid4().hex
@@ -45,6 +46,7 @@ class WorkerContext:
     over: threading.Event = field(default_factory=threading.Event)
     catch_up: Slots = field(default_factory=lambda: Slots(4))
     refusals: RefusalLog = field(default_factory=RefusalLog)
+    live: LiveTraces = field(default_factory=LiveTraces)
 
     def with_settings(self, settings: StageSettings) -> Self:
         return replace(self, settings=settings)

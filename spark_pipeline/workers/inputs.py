@@ -56,7 +56,12 @@ class Input:
         self.settings = context.settings
         self.source = context.settings.source
         self.retries = RetryQueue(
-            consumer, context.settings, context.run, context.refusals, context.settler.feed_run
+            consumer,
+            context.settings,
+            context.run,
+            context.refusals,
+            context.settler.feed_run,
+            context.settler.records,
         )
         self.measures = DeliveryMeasures(self.source, consumer.name)
         self.job_group = job_group(context.run, self.source, consumer.name)

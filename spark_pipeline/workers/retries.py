@@ -21,12 +21,14 @@ import pyarrow.compute as pc
 
 from cdc.config import SinkConfig
 from cdc.connection import Connection
-from cdc.cursor import END, ORIGIN
+from cdc.cursor import END, ORIGIN, Cursor
 from cdc.errors import TransientError, WalbrookError
 from cdc.queue.claims import ABANDONED, Due, claim, due, settle_claim
 from cdc.state.blocked_groups import NOTHING, BlockedGroups
 from cdc.state.dead_letters import report_dead_letters
 from cdc.state.queued_messages import QUEUE_MAX, as_changes, waiting_for
+from cdc.trace.record_log import RecordLog
+from cdc.trace.records import RetryClaim, refusals_of, shown
 from sinks.ledgered import LedgerPlace
 from spark_pipeline.delivery.deliver import Share, ledger_of
 from spark_pipeline.delivery.ledgers import ledger_name, needs_ledger
@@ -68,6 +70,7 @@ class RetryQueue:
         run: str,
         refusals: RefusalLog,
         feed_run: int | None = None,
+        records: RecordLog | None = None,
     ) -> None:
         self._consumer = consumer
         self._settings = settings
@@ -75,6 +78,7 @@ class RetryQueue:
         self._feed_run = feed_run
         self._holder = f"{settings.source}:{run}"
         self._refusals = refusals
+        self._records = records or RecordLog(settings.source, None)
         self._refused = 0  # in a row
         self._allowed = REFUSALS_MAX
         self._looked: tuple[BlockedGroups, float] | None = None  # what waited, and when (monotonic)
@@ -178,6 +182,7 @@ class RetryQueue:
         self, state: Connection, share: Share, rows: pa.RecordBatch, outcome: Outcome
     ) -> None:
         settings, done = self._settings, _delivered(rows, outcome)
+        self._records.retried(_claim(rows, done, outcome))
         settle_claim(
             state,
             source=settings.source,
@@ -250,6 +255,27 @@ class RetryQueue:
             waiting = waiting_for(state, self._settings.source, self._consumer.name)
             self._looked = waiting, now
         return waiting
+
+
+def _claim(rows: pa.RecordBatch, done: pa.RecordBatch, outcome: Outcome) -> RetryClaim:
+    """As it is recorded."""
+    refusals, _unnamed = refusals_of(outcome.queued)  # a claim has no more than are named
+    delivered = _cursors(done)
+    known = {*delivered, *(refusal.cursor for refusal in refusals)}
+    left = tuple(cursor for cursor in _cursors(rows) if cursor not in known)
+    error = outcome.error if outcome.failed else None
+    return RetryClaim(
+        outcome.consumer,
+        time.time_ns() // 1000,
+        delivered,
+        refusals,
+        left if error is not None else (),
+        None if error is None else shown(error),
+    )
+
+
+def _cursors(rows: pa.RecordBatch) -> tuple[Cursor, ...]:
+    return tuple(map(Cursor, *(rows.column(n).to_pylist() for n in ("commit_lsn", "commit_idx"))))
 
 
 def is_failure(error: WalbrookError | None) -> bool:

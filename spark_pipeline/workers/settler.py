@@ -24,7 +24,8 @@ import structlog
 
 from cdc.connection import Connection, connect
 from cdc.connection_pool import ConnectionPool
-from cdc.cursor import Cursor
+from cdc.cursor import ORIGIN, Cursor
+from cdc.errors import WalbrookError
 from cdc.generation import FIRST, Generation
 from cdc.metrics.catalogue import FEED_BYTES, SETTLE_SECONDS
 from cdc.metrics.clock import PhaseClock
@@ -32,6 +33,16 @@ from cdc.state.backfill_chunks import PieceDone
 from cdc.state.dead_letters import DeadLetter
 from cdc.state.feeds import FeedFigures
 from cdc.state.positions import MovedError, Settlement, settle
+from cdc.trace.record_log import RecordLog
+from cdc.trace.records import (
+    MESSAGES_MAX,
+    UNKNOWN_TIMES,
+    DeliveryRecord,
+    DeliveryTiming,
+    Refusal,
+    refusals_of,
+    shown,
+)
 from spark_pipeline.delivery.outcome import Outcome
 
 _logger = structlog.get_logger("walbrook.settler")
@@ -57,6 +68,9 @@ class Report:
     deliver_ms: float | None = None
     generation: Generation = FIRST  # that it was delivered to
     piece: PieceDone | None = None  # of a backfill: all of it is delivered
+    reached: Cursor | None = None  # how far it was to go; None: as far as it did
+    timing: DeliveryTiming = UNKNOWN_TIMES
+    ranges: int = 1
 
     @property
     def is_plain(self) -> bool:
@@ -72,6 +86,33 @@ class Report:
             start=before.start,
             outcome=self.outcome.after(before.outcome),
             rows=before.rows + self.rows,
+            timing=self.timing.after(before.timing),
+            ranges=before.ranges + self.ranges,
+        )
+
+    def delivery(self) -> DeliveryRecord:
+        """As it is recorded."""
+        outcome, queued = self.outcome, self.outcome.queued
+        refusals, unnamed = refusals_of(queued)
+        refusals += tuple(
+            Refusal(poison.cursor, 1, "poison", "refused", dead=True)
+            for poison in outcome.dead[:MESSAGES_MAX]
+        )
+        return DeliveryRecord(
+            outcome.consumer,
+            self.start,
+            outcome.cursor,
+            max(outcome.cursor, self.reached or outcome.cursor),
+            self.timing,
+            self.ranges,
+            self.rows,
+            outcome.delivered,
+            outcome.absorbed,
+            queued=0 if queued is None else queued.num_rows,
+            dead=len(outcome.dead),
+            refusals=refusals,
+            unnamed=unnamed,
+            error=shown(outcome.error) if outcome.failed and outcome.error is not None else None,
         )
 
     def settlement(self) -> Settlement:
@@ -111,11 +152,13 @@ class Settler:
         state_dsn: str,
         connections: ConnectionPool,
         figures: Callable[[], FeedFigures],
+        records: RecordLog | None = None,
     ) -> None:
         self._source, self._term, self.feed_run = source, term, run
         self._state_dsn = state_dsn
         self._connections = connections
         self._figures = figures
+        self.records = records or RecordLog(source, None)
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)  # the settler's thread waits for it
         self._done = threading.Condition(self._lock)  # workers wait for it
@@ -181,6 +224,10 @@ class Settler:
             return False
         with self._connections.connection() as state:
             return self._write(state, {consumer: report}, None) == []
+
+    def note_failure(self, consumer: str, error: WalbrookError) -> None:
+        """Record an attempt that ended before it delivered anything."""
+        self.records.failed(consumer, self.settled(consumer) or ORIGIN, error)
 
     def flush(self, consumer: str | None = None) -> None:
         """Wait until what was reported, of one consumer or of all, is settled or refused.
@@ -278,6 +325,8 @@ class Settler:
     ) -> list[str]:
         """One transaction; returns the consumers whose cursors operators moved."""
         began = time.monotonic()
+        deliveries = [report.delivery() for report in reports.values()]
+        settlement = self.records.begin(deliveries)
         consumers = {name: report.settlement() for name, report in reports.items()}
         moved: list[str] = []
         read_to = (figures or self._figures()).read_to
@@ -300,6 +349,7 @@ class Settler:
         took_s = time.monotonic() - began
         self._took_ms = took_s * 1000
         self._seconds.observe(took_s)
+        self.records.settled(settlement, deliveries, moved)
         with self._lock:
             self._settled |= {name: each.cursor for name, each in consumers.items()}
             self._moved |= set(moved)

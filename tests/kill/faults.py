@@ -73,7 +73,7 @@ class Faults:
         *, seed: int, redis_number: str,
     ) -> None:  # fmt: skip
         database.execute(schema_of(TABLE))
-        self._database, self._client, self._seed = database, client, seed
+        self.database, self._client, self._seed = database, client, seed
         self._wire, self._bad, self._well = wire, bad, well
         self._rng = random.Random(seed)
         self._stream = f"faults-{database.name}"
@@ -99,9 +99,14 @@ class Faults:
             {"name": "well", "destination": {"type": "webhook", "url": self._well.url}, **only},
         ]
 
+    @property
+    def endpoints(self) -> dict[str, Endpoint]:
+        """By the consumer that they are the destination of."""
+        return {"bad": self._bad, "well": self._well}
+
     def warm_up(self) -> None:
         """The first change starts everything: what follows meets the trouble as it comes."""
-        self._database.execute(f"INSERT INTO {TABLE} VALUES (-1, 1, '', '')")
+        self.database.execute(f"INSERT INTO {TABLE} VALUES (-1, 1, '', '')")
         self.until_more(1)
 
     def disturb(self) -> None:

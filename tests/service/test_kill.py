@@ -15,12 +15,14 @@ from pathlib import Path
 import pytest
 import redis
 
+from cdc.trace.conclusion import Conclusion
 from tests.fix_http import Endpoint
 from tests.fix_postgres import Database, PostgresServer, fresh_database
 from tests.kill import counters, faults, held
 from tests.kill.counters import Counters
 from tests.kill.faults import Faults
 from tests.kill.held import Held
+from tests.kill.traces import check_traces
 from tests.kill.versions import AFTER, APART, WITHIN, Versions
 from tests.proxy import Proxy
 from tests.walbrook_service import Service, running
@@ -37,6 +39,7 @@ class Parts:
     versions: Versions
     held: Held
     faults: Faults
+    config: Path
 
     def sinks(self) -> list[dict[str, object]]:
         others = [counters.TABLE, faults.TABLE, held.TABLE]
@@ -68,6 +71,7 @@ def killed(
             Versions(database, client, redis_url, directory),
             Held(database, slow),
             Faults(database, client, wire, bad, well, seed=seed, redis_number=number),
+            directory / "service" / "walbrook.yaml",
         )
         service = open_now.enter_context(running(database, directory / "service", parts.sinks()))
         _kill(service, parts)
@@ -135,6 +139,15 @@ def test_a_service_that_is_killed_in_mid_delivery_repeats_only_the_request_that_
 
 def test_whatever_sinks_do_nothing_is_lost_reordered_made_up_or_altered(killed: Parts) -> None:
     killed.faults.check()
+
+
+def test_the_trace_of_random_changes_says_what_their_endpoints_saw_through_kills(
+    killed: Parts,
+) -> None:
+    with killed.faults.database.connect() as state:
+        ends = killed.faults.endpoints
+        conclusions = check_traces(killed.config, state, ends, count=200, seed=_seed())
+    assert conclusions == {Conclusion.DELIVERED: 400}
 
 
 @pytest.mark.chaos

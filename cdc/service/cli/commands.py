@@ -70,6 +70,8 @@ COMMANDS: Final = {
     ),
     "cancel-verification": LazyCommand("verify", "verify_app", "End a verification."),
     "repair": LazyCommand("repairs", "repair_app", "Bridge what a lost slot has lost."),
+    "trace": LazyCommand("trace", "trace_app", "Follow one change from its commit to every sink."),
+    "tail": LazyCommand("tail", "tail_app", "Print what a sink would get, as it comes."),
     "log": LazyCommand("log", "log_app", "Look into the change log of a source."),
 }
 """In the order in which help lists them."""

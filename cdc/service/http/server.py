@@ -27,7 +27,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from cdc.config import Http
+from cdc.config import Config, Http
 from cdc.connection import connect
 from cdc.errors import OperatorError
 from cdc.service.http.api.repairs import BeginRepair
@@ -422,8 +422,10 @@ class HttpServer(ServerThread):
         started_at: float = -math.inf,
         begin_repair: BeginRepair | None = None,
         measured: Measured | None = None,
+        config: Callable[[], Config] | None = None,
     ) -> None:
-        self._api = Api(settings, state_dsn, begin_repair)
+        """``config`` says whose changes can be traced; without it none can be."""
+        self._api = Api(settings, state_dsn, begin_repair, config)
         reader = HealthReader(
             state_dsn, supervisor, sources, started_at=started_at, measured=measured
         )

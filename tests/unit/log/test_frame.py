@@ -54,3 +54,22 @@ def test_annotations_that_cannot_be_read_are_an_error_not_a_frame_without(
     header, body = written(rows(10, 5), RUNS)
     with pytest.raises(DecodeError, match="annotations of a frame cannot be read"):
         read(header, body)
+
+
+def test_a_frame_says_when_it_was_logged() -> None:
+    first, high = Cursor(10, 0), Cursor(10, 5)
+    marker, header, body = encode_frame(
+        3, rows(10, 5), SCHEMAS, first=first, high=high, logged_us=1_700_000_000_123_456
+    )
+    assert marker.frame_bytes == len(header) + body.size
+    frame = read(header, body)
+    assert frame.marker == marker
+    assert frame.marker.logged_us == 1_700_000_000_123_456
+    assert frame.raw.equals(rows(10, 5))
+
+
+def test_a_frame_of_an_earlier_version_is_read_without_a_time() -> None:
+    header, body = written(rows(10, 5))
+    assert header.startswith(b"WBF1")
+    frame = read(header, body)
+    assert (frame.marker.logged_us, frame.marker.rows) == (0, 5)

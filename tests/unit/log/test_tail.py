@@ -13,7 +13,7 @@ from cdc.log.segment import ENTRY_BYTES, data_path, index_path
 from cdc.log.tail import LogTail
 from cdc.log.view import LogView
 from cdc.log.writer import LogWriter
-from tests.unit.log.batches import SMALL, append, rows
+from tests.unit.log.batches import SMALL, append, crash, rows
 
 CURSORS = range(10, 60)
 
@@ -90,6 +90,23 @@ def test_a_log_that_was_cut_is_not_read_on_under_the_same_numbers(tmp_path: Path
         view.wait(1, 10.0)
     view.close()
     log.close()
+
+
+def test_a_follower_goes_on_behind_a_writer_that_was_killed_and_started_again(
+    tmp_path: Path,
+) -> None:
+    log, view = LogWriter(tmp_path, term=1), LogView(tmp_path)
+    append(log, 10)
+    assert view.wait(0, 10.0) == 1
+    assert len(list(view.frames(0, 1))) == 1
+    crash(log)
+    again = LogWriter(tmp_path, term=1)  # the reader alone: the term is that of the service
+    append(again, 20)
+    assert view.wait(1, 10.0) == 2
+    (frame,) = view.frames(1, 2)
+    assert frame.raw["commit_lsn"][0].as_py() == 20
+    view.close()
+    again.close()
 
 
 def test_a_segment_without_an_entry_is_not_held(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ More to serve under ``/api`` are more routes in ``routes``, made by ``guarded``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from cdc.config import Http
+from cdc.config import Config, Http
 from cdc.errors import ProtocolError
 from cdc.service.http.api.backfills import backfill_routes
 from cdc.service.http.api.bodies import answer
@@ -25,6 +25,7 @@ from cdc.service.http.api.pull import PullApi, pull_routes
 from cdc.service.http.api.repairs import BeginRepair, repair_routes
 from cdc.service.http.api.routes import About, guarded
 from cdc.service.http.api.tokens import Access
+from cdc.service.http.api.traces import trace_routes
 from cdc.service.http.api.verifications import verification_routes
 
 
@@ -32,9 +33,17 @@ class Api:
     """Made with the server; begins to work with the server's event loop."""
 
     def __init__(
-        self, settings: Http, state_dsn: str, begin_repair: BeginRepair | None = None
+        self,
+        settings: Http,
+        state_dsn: str,
+        begin_repair: BeginRepair | None = None,
+        config: Callable[[], Config] | None = None,
     ) -> None:
-        """``begin_repair`` knows the sources; without it no repair can be asked for."""
+        """``begin_repair`` knows the sources; without it no repair can be asked for.
+
+        ``config`` says whose changes can be traced; without it none can be.
+        """
+        self._config = config
         self._dsn = state_dsn
         self._begin_repair = begin_repair
         self._access = Access(settings)
@@ -53,6 +62,7 @@ class Api:
                 else repair_routes(self._dsn, self._access, self._begin_repair)
             ),
             *verification_routes(self._dsn, self._access),
+            *([] if self._config is None else trace_routes(self._config, self._dsn, self._access)),
         ]
 
         async def openapi(_request: Request) -> Response:
