@@ -80,31 +80,6 @@ def now(
         yield Running(service, shops, client, stream)
 
 
-def test_metrics_count_what_each_sink_gets_and_where_time_goes(now: Running) -> None:
-    shop = now.shop("moved")
-    shop.write(20)
-    shop.until_settled()
-    address = f"http://127.0.0.1:{now.service.http_port()}/metrics"
-    wanted = (
-        'walbrook_delivered_messages_total{consumer="moved_hook",source="shop"} ',
-        'walbrook_delivery_seconds_count{consumer="moved_hook",source="shop"} ',
-        'walbrook_end_to_end_seconds_count{consumer="moved_hook",source="shop"} ',
-        'walbrook_ingest_seconds_count{source="shop"} ',
-        'walbrook_settle_seconds_count{source="shop"} ',
-        'walbrook_log_sync_seconds_count{source="shop"} ',
-        'walbrook_phase_seconds_total{consumer="moved_hook",phase="delivery",source="shop",',
-        'walbrook_process_cpu_seconds_total{process="reader shop"} ',
-        'walbrook_slot_retained_bytes{source="shop"} ',
-    )
-
-    def shown() -> bool:
-        lines = httpx.get(address).text.splitlines()
-        values = [float(line.split()[-1]) for line in lines if line.startswith(wanted)]
-        return len(values) == len(wanted) and all(value > 0 for value in values)
-
-    until("what the processes have measured", shown)
-
-
 def test_a_sink_that_fails_hangs_or_is_moved_catches_up_alone_and_comes_back(now: Running) -> None:
     shop = now.shop("moved")
     endpoint = shop.endpoint
@@ -204,6 +179,31 @@ def _rewind_everywhere(shop: Shop, client: httpx.Client) -> int:
     shop.until_settled()
     assert shop.at_hook(again) == list(range(30, last + 1))
     return last
+
+
+def test_metrics_count_what_each_sink_gets_and_where_time_goes(now: Running) -> None:
+    shop = now.shop("moved")
+    shop.write(20)
+    shop.until_settled()
+    address = f"http://127.0.0.1:{now.service.http_port()}/metrics"
+    wanted = (
+        'walbrook_delivered_messages_total{consumer="moved_hook",source="shop"} ',
+        'walbrook_delivery_seconds_count{consumer="moved_hook",source="shop"} ',
+        'walbrook_end_to_end_seconds_count{consumer="moved_hook",source="shop"} ',
+        'walbrook_ingest_seconds_count{source="shop"} ',
+        'walbrook_settle_seconds_count{source="shop"} ',
+        'walbrook_log_sync_seconds_count{source="shop"} ',
+        'walbrook_phase_seconds_total{consumer="moved_hook",phase="delivery",source="shop",',
+        'walbrook_process_cpu_seconds_total{process="reader shop"} ',
+        'walbrook_slot_retained_bytes{source="shop"} ',
+    )
+
+    def shown() -> bool:
+        lines = httpx.get(address).text.splitlines()
+        values = [float(line.split()[-1]) for line in lines if line.startswith(wanted)]
+        return len(values) == len(wanted) and all(value > 0 for value in values)
+
+    until("what the processes have measured", shown)
 
 
 def test_rewound_changes_come_again_and_discarded_ones_leave_a_gap_message(
