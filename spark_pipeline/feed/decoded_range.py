@@ -39,7 +39,10 @@ class DecodedRange:
         except BaseException:
             plan.close()
             raise
-        return cls(history, start, end, slices, plan, began_us, time.time_ns() // 1000)
+        ended_us = time.time_ns() // 1000
+        return cls(
+            history, start, end, slices, plan, decoded_from_us=began_us, decoded_us=ended_us
+        )
 
     @classmethod
     def joined(cls, ranges: Sequence[DecodedRange]) -> DecodedRange:
@@ -54,9 +57,15 @@ class DecodedRange:
         first, last = ranges[0], ranges[-1]
         decoded_us = max(each.decoded_us for each in ranges)
         return cls(
-            first.history, first.start, last.end, slices, plan, first.decoded_at,
-            first.decoded_from_us, decoded_us,
-        )  # fmt: skip
+            first.history,
+            first.start,
+            last.end,
+            slices,
+            plan,
+            decoded_at=first.decoded_at,
+            decoded_from_us=first.decoded_from_us,
+            decoded_us=decoded_us,
+        )
 
     @property
     def rows(self) -> int:

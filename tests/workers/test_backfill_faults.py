@@ -407,7 +407,7 @@ def test_changes_that_were_delivered_and_not_settled_hide_no_rows(
             until(
                 "some rows, and chunks that wait", lambda: rig.messages() and rig.rows(read)[0][0]
             )
-            monkeypatch.setattr(Settler, "report", lambda *_given: None)
+            monkeypatch.setattr(Settler, "report", lambda *_given, **_named: None)
             database.execute("UPDATE other SET version = 2")
             until(
                 "the update",

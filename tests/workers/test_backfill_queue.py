@@ -80,7 +80,7 @@ def test_rows_that_a_destination_without_a_position_has_accepted_are_left_out_of
     rig = Rig(database, tmp_path, sink={"destination": hook})
     with rig.source.reading():
         with monkeypatch.context() as unsettled, rig.serving():
-            unsettled.setattr(Settler, "report", lambda *_given: None)
+            unsettled.setattr(Settler, "report", lambda *_given, **_named: None)
             backfill = rig.start("item")
             until("all rows", lambda: set(_ids(endpoint)) == set(range(1, 31)))
             noted = "SELECT count(*) FROM walbrook.ledger"
