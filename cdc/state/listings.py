@@ -65,8 +65,8 @@ SELECT walbrook.called(c.source, c.name) AS consumer,
         UNION ALL
        (SELECT r.commit_lsn, r.commit_idx, r.table_schema, r.table_name, r.action,
                coalesce(f.deliveries, 0), f.due_at, f.lease_until, f.holder
-          FROM walbrook.records r
-          LEFT JOIN walbrook.in_flight f
+          FROM walbrook.pull_messages r
+          LEFT JOIN walbrook.pull_in_flight f
             ON f.consumer = r.consumer AND f.commit_lsn = r.commit_lsn
            AND f.commit_idx = r.commit_idx
          WHERE r.consumer = c.id ORDER BY r.commit_lsn, r.commit_idx LIMIT %(most)s)) w

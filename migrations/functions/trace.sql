@@ -47,7 +47,7 @@ BEGIN
         SELECT g.consumer, 'gap', g.noted_at, 'given up: ' || g.reason,
                jsonb_strip_nulls(jsonb_build_object(
                    'reason', g.reason, 'from', g.from_lsn || ':' || g.from_idx,
-                   'to', g.to_lsn || ':' || g.to_idx, 'told_at', g.told_at, 'repair', g.repair))
+                   'to', g.to_lsn || ':' || g.to_idx, 'reported_at', g.reported_at, 'repair', g.repair))
           FROM walbrook.gaps g
          WHERE g.source = trace.source AND (g.from_lsn, g.from_idx) <= (place.lsn, place.idx)
            AND (place.lsn, place.idx) < (g.to_lsn, g.to_idx)
@@ -77,8 +77,8 @@ BEGIN
                jsonb_strip_nulls(jsonb_build_object(
                    'deliveries', coalesce(f.deliveries, 0), 'leased_until', f.lease_until,
                    'due_at', f.due_at, 'holder', f.holder))
-          FROM walbrook.consumers c JOIN walbrook.records r ON r.consumer = c.id
-          LEFT JOIN walbrook.in_flight f ON f.consumer = r.consumer
+          FROM walbrook.consumers c JOIN walbrook.pull_messages r ON r.consumer = c.id
+          LEFT JOIN walbrook.pull_in_flight f ON f.consumer = r.consumer
                AND f.commit_lsn = r.commit_lsn AND f.commit_idx = r.commit_idx
          WHERE c.source = trace.source AND r.commit_lsn = place.lsn AND r.commit_idx = place.idx
            AND r.action <> 'gap'
