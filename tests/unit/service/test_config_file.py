@@ -32,9 +32,12 @@ def test_a_copy_is_the_same_configuration_wherever_it_lies(tmp_path: Path) -> No
 
 def test_a_copy_is_for_the_account_of_the_service_alone(tmp_path: Path) -> None:
     copy = ConfigCopy(written(tmp_path))
-    copy.write(written(tmp_path, FILE + "spark: {driver_memory: 2g}\n"))
+    copy.prepare(written(tmp_path, FILE + "spark: {driver_memory: 2g}\n"))
+    assert load(copy.path, base=copy.base).spark.driver_memory != "2g"
+    copy.replace()
     assert stat.S_IMODE(copy.path.stat().st_mode) == 0o600
     assert load(copy.path, base=copy.base).spark.driver_memory == "2g"
+    copy.prepare(written(tmp_path))
     copy.remove()
     assert list((tmp_path / "log").iterdir()) == []
 
