@@ -39,7 +39,10 @@ class DecodedRange:
         except BaseException:
             plan.close()
             raise
-        return cls(history, start, end, slices, plan, began_us, time.time_ns() // 1000)
+        ended_us = time.time_ns() // 1000
+        return cls(
+            history, start, end, slices, plan, decoded_from_us=began_us, decoded_us=ended_us
+        )  # fmt: skip
 
     @classmethod
     def joined(cls, ranges: Sequence[DecodedRange]) -> DecodedRange:
