@@ -33,27 +33,28 @@ class FollowedTables:
 
     def look(self, slices: Iterable[SliceMarker]) -> bool:
         """Look up tables that were not met before; returns whether ``consumer`` is another."""
-        if not self._named or not self._meet(slices):
+        new = self._new(slices) if self._named else None
+        if new is None:
             return False
         with self._connections.connection() as state:
             renamed = renamed_tables(state, self._source, self._named)
+        self._known |= new  # only now: a look that failed is made again
         before, self.consumer = self.consumer, followed(self._configured, renamed)
         if self.consumer == before:
             return False
         self.match = Match.of(self.consumer)
         return True
 
-    def _meet(self, slices: Iterable[SliceMarker]) -> bool:
-        """Whether a slice may have rows of a table that is not known yet."""
-        new = False
+    def _new(self, slices: Iterable[SliceMarker]) -> set[tuple[str, str]] | None:
+        """The tables of slices that are not known yet; None: nothing is to be looked up."""
+        new: set[tuple[str, str]] | None = None
         for piece in slices:
             if not piece.rows:
                 continue
             if piece.tables is None:  # too many to be named
-                new = True
+                new = new or set()
             elif not self._known.issuperset(piece.tables):
-                self._known.update(piece.tables)
-                new = True
+                new = (new or set()).union(piece.tables)
         return new
 
 
