@@ -8,9 +8,10 @@ it is delivered, as the reader writes it down before that change is in the log.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
-from cdc.config import SinkConfig, TableName
+from cdc.config import SinkConfig
+from cdc.config.renamed import followed, named_tables
 from cdc.connection_pool import ConnectionPool
 from cdc.state.schema_versions import renamed_tables
 from spark_pipeline.delivery.matching import Match
@@ -56,38 +57,3 @@ class FollowedTables:
             elif not self._known.issuperset(piece.tables):
                 new = (new or set()).union(piece.tables)
         return new
-
-
-def named_tables(consumer: SinkConfig) -> list[TableName]:
-    """All tables that its configuration names to take or to leave out."""
-    source = consumer.source
-    return [*(source.include_tables or ()), *(source.exclude_tables or ())]
-
-
-def followed(consumer: SinkConfig, renamed: Mapping[TableName, Sequence[TableName]]) -> SinkConfig:
-    """The consumer with the names that its tables have had since. Pure."""
-    if not renamed:
-        return consumer
-    source = consumer.source
-
-    def also(names: Sequence[TableName] | None) -> tuple[TableName, ...] | None:
-        if names is None:
-            return None
-        since = [new for name in names for new in renamed.get(name, ())]
-        return tuple(dict.fromkeys([*names, *since]))
-
-    groups = [
-        group.model_copy(update={"name": new})
-        for group in consumer.tables
-        for new in renamed.get(group.name, ())
-    ]
-    update = {
-        "include_tables": also(source.include_tables),
-        "exclude_tables": also(source.exclude_tables),
-    }
-    return consumer.model_copy(
-        update={
-            "source": source.model_copy(update=update),
-            "tables": (*consumer.tables, *groups),
-        }
-    )

@@ -11,11 +11,12 @@ import psycopg
 import pytest
 
 from cdc.config import FileDestination, SinkConfig, TableName
+from cdc.config.renamed import followed, named_tables
 from cdc.cursor import Cursor
 from spark_pipeline.delivery.matching import Match
 from spark_pipeline.slices.exchange import SliceMarker
 from spark_pipeline.workers import followed_tables
-from spark_pipeline.workers.followed_tables import FollowedTables, followed, named_tables
+from spark_pipeline.workers.followed_tables import FollowedTables
 
 A, B, Z = TableName("public", "a"), TableName("public", "b"), TableName("public", "z")
 
