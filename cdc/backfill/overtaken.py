@@ -166,7 +166,8 @@ def _merged(
     known: dict[str, tuple[int, Cells, bool]] = {}  # ordinal, values, whether some were not sent
     for at in _touching(changed, followed):
         key = changed.record_pks[at].as_py()
-        before = changed.old_record_pks[at].as_py() or key
+        # A row that has the new key already contains the change, as rows from a standby may.
+        before = key if key in followed else changed.old_record_pks[at].as_py() or key
         held = known.pop(before, None)
         if held is None and before in followed:
             ordinal = followed.pop(before)

@@ -5,6 +5,7 @@ Invariant: a clock belongs to one thread; ``read`` may be called from another.
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from cdc.metrics.catalogue import BUSY_RATIO, PHASE_SECONDS
 WAIT = "wait"
 
 _clocks: weakref.WeakSet[PhaseClock] = weakref.WeakSet()
+_listing = threading.Lock()
+"""Held while clocks come, go or are listed: a set that changes cannot be gone through."""
 
 
 class PhaseClock:
@@ -27,7 +30,8 @@ class PhaseClock:
         self._open: tuple[str, float] | None = None
         self._read_at = time.monotonic()
         self._read_spent: dict[str, float] = {}
-        _clocks.add(self)
+        with _listing:
+            _clocks.add(self)
 
     def begin(self, phase: str) -> None:
         """A phase within another one is a part of it."""
@@ -65,11 +69,14 @@ class PhaseClock:
 
     def close(self) -> None:
         """The thread ends."""
-        _clocks.discard(self)
+        with _listing:
+            _clocks.discard(self)
         BUSY_RATIO.of(*self._labels).set(None)
 
 
 def read_clocks() -> None:
     """Bring the metrics of all clocks of this process up to date."""
-    for clock in list(_clocks):
+    with _listing:
+        clocks = list(_clocks)
+    for clock in clocks:
         clock.read()

@@ -19,6 +19,7 @@ from cdc.service.checks.event_time import check_event_time
 from cdc.service.http.server import HttpServer, StandbyServer, listen
 from cdc.service.live_config.applier import ConfigApplier
 from cdc.service.live_config.file import ConfigCopy, ConfigFile
+from cdc.service.live_config.plan import changed_since
 from cdc.service.process.ownership import Ownership
 from cdc.service.process.prepare import patiently, prepare_state
 from cdc.service.process.repair import repair
@@ -31,8 +32,8 @@ from cdc.stop import StopSignal
 def serve(path: Path, stop: StopSignal, *, standby: bool = False) -> int:
     """Prepare the sources of a configuration and run its processes until ``stop``.
 
-    A ``standby`` first waits until no other service serves them. SIGHUP has the file applied as it
-    is then.
+    A ``standby`` first waits until no other service serves them, and runs the file as it is then.
+    SIGHUP has the file applied as it is at that time.
     """
     signalled = _on_hangup()
     file = ConfigFile.read(path)
@@ -49,8 +50,11 @@ def serve(path: Path, stop: StopSignal, *, standby: bool = False) -> int:
             patiently(lambda: held.enter_context(ownership), stop)
         listener = held.enter_context(listen(http)) if http.enabled else None
         if standby:
-            if not _stand_by(ownership, listener, stop):
+            taken = _stand_by(file, listener, stop)
+            if taken is None:
                 return 0
+            file, ownership = taken
+            settings = file.config
             held.enter_context(ownership)
         patiently(lambda: prepare_state(settings), stop)
         revision = patiently(lambda: _stored(file), stop)
@@ -100,12 +104,20 @@ def _on_hangup() -> threading.Event:
     return signalled
 
 
-def _stand_by(ownership: Ownership, listener: socket.socket | None, stop: StopSignal) -> bool:
-    """Wait for the locks, and say over HTTP that this is a standby. False if a stop came first."""
+def _stand_by(
+    file: ConfigFile, listener: socket.socket | None, stop: StopSignal
+) -> tuple[ConfigFile, Ownership] | None:
+    """Wait for the locks, and say over HTTP that this is a standby.
+
+    Returns the file as it is at the takeover, and who holds its locks; None if a stop came first.
+    """
     logger = structlog.get_logger("walbrook.start")
     with nullcontext() if listener is None else StandbyServer(listener):
         logger.info("standby.waiting")
-        took_over = ownership.stand_by(stop)
-    if took_over:
-        logger.info("standby.takes_over")
-    return took_over
+        while (ownership := Ownership(file.config)).stand_by(stop):
+            before, file = file, changed_since(file)
+            if set(file.sources) == set(before.sources):
+                logger.info("standby.takes_over")
+                return file, ownership
+            ownership.__exit__()  # others serve its databases as they are now, or may
+    return None

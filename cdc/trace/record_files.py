@@ -24,6 +24,7 @@ import pyarrow as pa
 import structlog
 
 from cdc.cursor import END, ORIGIN, Cursor
+from cdc.error_text import public_text
 from cdc.log.files import FILE_MODE, make_private, write_synced
 from cdc.trace.records import Line, cursors_of
 
@@ -56,15 +57,16 @@ class RecordWriter:
         self._missing = 0
 
     def append(self, lines: Sequence[Line]) -> None:
-        """Write these lines at once, unless the disk refuses them."""
+        """Write these lines at once; what cannot be written is counted."""
         if not lines or not self._bytes_max:
             return
         with self._lock:
             try:
                 self._append(lines)
-            except OSError as error:
+            except Exception as error:  # most often of the disk; what is delivered is settled
                 if not self._missing:
-                    _logger.warning("trace.unwritten", directory=str(self._directory), error=error)
+                    what = public_text(error)
+                    _logger.warning("trace.unwritten", directory=str(self._directory), error=what)
                 self._missing += len(lines)
                 self._let_go()
 

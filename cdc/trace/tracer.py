@@ -10,11 +10,13 @@ from contextlib import closing
 from pathlib import Path
 
 from cdc.config import Config, PullDestination, SinkConfig
+from cdc.config.renamed import followed, named_tables
 from cdc.connection import Connection
 from cdc.cursor import Cursor
 from cdc.errors import OperatorError
 from cdc.log.manifest import read_manifest
 from cdc.log.view import LogView
+from cdc.state.schema_versions import renamed_tables
 from cdc.state.traces import KnownStep, known_steps
 from cdc.trace.change import (
     Missing,
@@ -78,7 +80,7 @@ class Tracer:
         known = known_steps(state, source, str(cursor))
         consumers: list[ConsumerTrace] = []
         if missing is None or missing.why is not Missing.NEVER:
-            sinks = {sink.name: sink for sink in self._config.sinks_of(source)}
+            sinks = {sink.name: sink for sink in self._sinks_of(state, source)}
             names = {each.consumer for each in known if each.consumer is not None} | sinks.keys()
             for name in sorted(names):
                 evaluated = (filters or {}).get(name)
@@ -95,6 +97,15 @@ class Tracer:
             consumers,
             recorded.incomplete,
         )
+
+    def _sinks_of(self, state: Connection, source: str) -> list[SinkConfig]:
+        """The sinks as they are served: in commit order they follow renamed tables."""
+        return [
+            sink
+            if sink.in_time_order
+            else followed(sink, renamed_tables(state, source, named_tables(sink)))
+            for sink in self._config.sinks_of(source)
+        ]
 
     def _find(self, source: str, cursor: Cursor) -> TracedChange | NotFound:
         directory = self._directory(source)

@@ -98,7 +98,8 @@ class Maintainer:
         return True
 
     def _vacuum_if_due(self, target: LakeTarget) -> None:
-        left_s = self._until_vacuum.get(target, 0.0) - self._plan.interval_s
+        # Due from now on: what fails is tried again, whether more is written to the table or not.
+        left_s = self._until_vacuum.setdefault(target, 0.0) - self._plan.interval_s
         if left_s <= 0:
             table = self._open_table(target)
             if table.load() is None:

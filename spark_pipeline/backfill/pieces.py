@@ -15,7 +15,8 @@ handed out again before the worker passes its place, unless an operator has ende
 A piece is delivered in steps, which take a bounded time beside changes. Behind each step a piece
 may end, so that changes which came meanwhile go first; the rest of its rows gets another place. A
 piece that is handed out again never ends early: the destination may have any of its rows.
-``offer``, ``held`` and ``held_up`` may be called from any thread; all else is the worker's.
+``offer``, ``held``, ``held_up`` and ``forget_others`` may be called from any thread; all else is
+the worker's.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Set
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -153,10 +154,10 @@ class Pieces:
             self._ready.append(ready)
             return True
 
-    def forget_others(self, backfills: Collection[int]) -> None:
+    def forget_others(self, backfills: Set[int]) -> None:
         """Of all backfills but these nothing comes any more."""
-        with self._lock:
-            self._paces = {each: pace for each, pace in self._paces.items() if each in backfills}
+        for gone in self._paces.keys() - backfills:
+            self._paces.pop(gone, None)  # the worker may add others meanwhile
 
     def held(self) -> list[tuple[int, int]]:
         """The chunks that wait for the worker: backfill and number."""
@@ -182,22 +183,12 @@ class Pieces:
             all_read_again(state, self._refused)
             self._refused = None
         above = placed_end(state, self._source, self._consumer, log_end)
-        with self._lock:
+        placed = self._placed(state, cursor)
+        with self._lock:  # all at once: what is offered from now on knows of the placed chunk
             self._floor = max(log_end, above)
             self._generation += 1
             self._ready.clear()
-            self._current = None
-        found = placed_chunk(state, self._source, self._consumer)
-        if found is None:
-            return
-        backfill, chunk = found
-        is_mark = isinstance(chunk.range, ReloadStep)
-        lacks_file = not is_mark and (chunk.file is None or not chunk.file.exists())
-        if _is_passed(chunk, cursor) or lacks_file:
-            forget_place(state, chunk)
-            return
-        with self._lock:
-            self._current = ReadyChunk(backfill, chunk, may_omit=True)
+            self._current = placed
 
     def cut(self, cursor: Cursor) -> Cursor | None:
         """Where the next piece has to stand, if that lies beyond the cursor."""
@@ -310,6 +301,19 @@ class Pieces:
             self._drop(current)
         else:
             self._let_others_go_first(current)
+
+    def _placed(self, state: Connection, cursor: Cursor) -> ReadyChunk | None:
+        """The chunk whose piece has to be handed out again, if there is one."""
+        found = placed_chunk(state, self._source, self._consumer)
+        if found is None:
+            return None
+        backfill, chunk = found
+        is_mark = isinstance(chunk.range, ReloadStep)
+        lacks_file = not is_mark and (chunk.file is None or not chunk.file.exists())
+        if _is_passed(chunk, cursor) or lacks_file:
+            forget_place(state, chunk)
+            return None
+        return ReadyChunk(backfill, chunk, may_omit=True)
 
     def _pace(self, backfill: int) -> _Pace:
         return self._paces.setdefault(backfill, _Pace())

@@ -1,4 +1,4 @@
-"""A log_range of the log that is judged for one consumer, and the table versions that it meets.
+"""A range of the log that is judged for one consumer, and the table versions that it meets.
 
 Invariant: only rows that the consumer takes, and lacks, are looked at; a version that
 none of them has keeps no row waiting.

@@ -48,7 +48,7 @@ _PIECES: Final = pa.schema([(name, pa.int64()) for name in LogSlice._fields])
 
 
 def verdicts_on_driver(spark: SparkSession | None, log_range: LogRange) -> pa.RecordBatch:
-    """VERDICT_SCHEMA for a log_range, without a job."""
+    """VERDICT_SCHEMA for a range of the log, without a job."""
     search = BadRowSearch(log_range.consumer.name)
     parts = [
         verdicts(

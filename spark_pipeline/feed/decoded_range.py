@@ -40,9 +40,7 @@ class DecodedRange:
             plan.close()
             raise
         ended_us = time.time_ns() // 1000
-        return cls(
-            history, start, end, slices, plan, decoded_from_us=began_us, decoded_us=ended_us
-        )
+        return cls(history, start, end, slices, plan, decoded_from_us=began_us, decoded_us=ended_us)
 
     @classmethod
     def joined(cls, ranges: Sequence[DecodedRange]) -> DecodedRange:

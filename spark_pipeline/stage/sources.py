@@ -13,7 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import psycopg
 import structlog
@@ -49,6 +50,7 @@ class _Served:
     stage: SourceStage | None = None
     waiting: StopSignal | None = None  # what its thread waits for
     ended: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def end(self) -> None:
         """Serve it no more."""
@@ -56,10 +58,17 @@ class _Served:
         if self.waiting is not None:
             self.waiting.request(StopReason.OPERATOR)
 
+    def begin(self, make: Callable[[StageSettings], SourceStage]) -> SourceStage:
+        """Begin a stage with the settings of now; other settings come before it, or to it."""
+        with self._lock:
+            self.stage = make(self.settings)
+            return self.stage
+
     def take(self, settings: StageSettings) -> None:
-        self.settings = settings
-        if self.stage is not None:
-            self.stage.take(settings)
+        with self._lock:
+            self.settings = settings
+            if self.stage is not None:
+                self.stage.take(settings)
 
     @property
     def has_taken(self) -> bool:
@@ -166,8 +175,8 @@ class Sources:
         while True:
             try:
                 with self._following(served) as own:
-                    served.stage = SourceStage(self._spark, served.settings, own, self._event_time)
-                    served.stage.run(self._drain_s)
+                    make = partial(SourceStage, self._spark, stop=own, event_time=self._event_time)
+                    served.begin(make).run(self._drain_s)
                     return
             except OperatorError as error:
                 pause_s = round(backoff.next_s(), 1)

@@ -8,9 +8,10 @@ it is delivered, as the reader writes it down before that change is in the log.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
-from cdc.config import SinkConfig, TableName
+from cdc.config import SinkConfig
+from cdc.config.renamed import followed, named_tables
 from cdc.connection_pool import ConnectionPool
 from cdc.state.schema_versions import renamed_tables
 from spark_pipeline.delivery.matching import Match
@@ -33,60 +34,26 @@ class FollowedTables:
 
     def look(self, slices: Iterable[SliceMarker]) -> bool:
         """Look up tables that were not met before; returns whether ``consumer`` is another."""
-        if not self._named or not self._meet(slices):
+        new = self._new(slices) if self._named else None
+        if new is None:
             return False
         with self._connections.connection() as state:
             renamed = renamed_tables(state, self._source, self._named)
+        self._known |= new  # only now: a look that failed is made again
         before, self.consumer = self.consumer, followed(self._configured, renamed)
         if self.consumer == before:
             return False
         self.match = Match.of(self.consumer)
         return True
 
-    def _meet(self, slices: Iterable[SliceMarker]) -> bool:
-        """Whether a slice may have rows of a table that is not known yet."""
-        new = False
+    def _new(self, slices: Iterable[SliceMarker]) -> set[tuple[str, str]] | None:
+        """The tables of slices that are not known yet; None: nothing is to be looked up."""
+        new: set[tuple[str, str]] | None = None
         for piece in slices:
             if not piece.rows:
                 continue
             if piece.tables is None:  # too many to be named
-                new = True
+                new = new or set()
             elif not self._known.issuperset(piece.tables):
-                self._known.update(piece.tables)
-                new = True
+                new = (new or set()).union(piece.tables)
         return new
-
-
-def named_tables(consumer: SinkConfig) -> list[TableName]:
-    """All tables that its configuration names to take or to leave out."""
-    source = consumer.source
-    return [*(source.include_tables or ()), *(source.exclude_tables or ())]
-
-
-def followed(consumer: SinkConfig, renamed: Mapping[TableName, Sequence[TableName]]) -> SinkConfig:
-    """The consumer with the names that its tables have had since. Pure."""
-    if not renamed:
-        return consumer
-    source = consumer.source
-
-    def also(names: Sequence[TableName] | None) -> tuple[TableName, ...] | None:
-        if names is None:
-            return None
-        since = [new for name in names for new in renamed.get(name, ())]
-        return tuple(dict.fromkeys([*names, *since]))
-
-    groups = [
-        group.model_copy(update={"name": new})
-        for group in consumer.tables
-        for new in renamed.get(group.name, ())
-    ]
-    update = {
-        "include_tables": also(source.include_tables),
-        "exclude_tables": also(source.exclude_tables),
-    }
-    return consumer.model_copy(
-        update={
-            "source": source.model_copy(update=update),
-            "tables": (*consumer.tables, *groups),
-        }
-    )

@@ -11,13 +11,12 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import psycopg
 import pyarrow as pa
 import structlog
 
 from cdc.connection import Connection
 from cdc.connection_pool import ConnectionPool
-from cdc.errors import WalbrookError
+from cdc.error_text import public_text
 from cdc.state.traces import add_samples, running_live_traces
 from spark_pipeline.delivery.deliver import Share
 from spark_pipeline.delivery.sampling import samples_of
@@ -88,8 +87,9 @@ class LiveTraces:
                 for trace, count in asked.items():
                     if count:
                         add_samples(state, trace, samples[:count])
-        except (psycopg.Error, WalbrookError, OSError) as error:
-            _logger.warning("trace.unsampled", consumer=share.consumer.name, error=error)
+        except Exception as error:  # whatever it is: the delivery is done, and must be reported
+            consumer, what = share.consumer.name, public_text(error)
+            _logger.warning("trace.unsampled", consumer=consumer, error=what)
             return
         with self._lock:
             for trace, count in asked.items():

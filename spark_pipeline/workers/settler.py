@@ -86,6 +86,7 @@ class Report:
             start=before.start,
             outcome=self.outcome.after(before.outcome),
             rows=before.rows + self.rows,
+            committed_at=self.committed_at or before.committed_at,
             timing=self.timing.after(before.timing),
             ranges=before.ranges + self.ranges,
         )

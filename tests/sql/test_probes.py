@@ -46,12 +46,18 @@ def processes() -> Processes:
 
 
 @pytest.fixture
-def client(database: Database, processes: Processes) -> Iterator[httpx.Client]:
+def sources() -> list[str]:
+    """Those that the service serves; the configuration may be changed while it runs."""
+    return ["shop"]
+
+
+@pytest.fixture
+def client(database: Database, processes: Processes, sources: list[str]) -> Iterator[httpx.Client]:
     with database.connect() as connection:
         migrate(connection)
         connection.execute(_SOURCE)
     with (
-        HttpServer(Http(port=0), database.dsn, processes, ["shop"]) as server,
+        HttpServer(Http(port=0), database.dsn, processes, sources) as server,
         httpx.Client(base_url=f"http://127.0.0.1:{server.port}") as ours,
     ):
         yield ours
@@ -103,6 +109,16 @@ def test_a_reader_that_is_away_or_silent_makes_the_service_unready(
     unready(client, "the reader of shop is silent")
     database.execute("DELETE FROM walbrook.sources")
     unready(client, "shop was never read")
+
+
+def test_readiness_follows_the_databases_that_the_configuration_adds_and_removes(
+    client: httpx.Client, database: Database, sources: list[str]
+) -> None:
+    sources.append("depot")
+    unready(client, "depot was never read")
+    database.execute("UPDATE walbrook.sources SET state = 'stopped'")
+    sources[:] = []
+    unready(client)
 
 
 def test_liveness_asks_no_database_and_fails_when_the_main_loop_hangs(

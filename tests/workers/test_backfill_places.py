@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,14 @@ from cdc.connection_pool import ConnectionPool
 from cdc.cursor import Cursor
 from cdc.decoding.format import Wanted
 from cdc.errors import OperatorError, TransientError
-from cdc.state.backfill_chunks import Chunk, add_chunks, chunks_of, mark_ready, place_piece
+from cdc.state.backfill_chunks import (
+    Chunk,
+    add_chunks,
+    chunks_of,
+    mark_ready,
+    place_piece,
+    placed_chunk,
+)
 from cdc.state.backfills import Backfill, open_backfills
 from spark_pipeline.backfill import pieces as pieces_of
 from spark_pipeline.backfill import runner
@@ -250,6 +258,56 @@ def test_no_mark_takes_the_place_of_one_that_was_cancelled_and_may_be_at_its_sin
         assert pieces.offer(ReadyChunk(backfill, drop, may_omit=True), pieces.generation)
         assert pieces.next(end, _NO_LOG, behind=False) is None
     pool.end()
+
+
+def test_a_piece_that_is_handed_out_again_is_held_once_whatever_the_runner_offers(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.execute(_ITEMS)
+    rig = Rig(database, tmp_path)
+    pool, end = ConnectionPool(rig.state_dsn, name="test"), Cursor(8_000_001, 0)
+    with connect(rig.state_dsn, name="test") as state:
+        backfill, begin = _marks(rig, state)
+        pieces = _pieces(rig, pool)
+        pieces.begin(state, end, end)
+        assert pieces.offer(ReadyChunk(backfill, begin, may_omit=True), pieces.generation)
+        assert pieces.next(end, _NO_LOG, behind=False)
+
+        def looked_up(*given: Any) -> tuple[Backfill, Chunk] | None:
+            """The runner looks in the same moment."""
+            found = placed_chunk(*given)
+            assert found is not None
+            pieces.offer(ReadyChunk(*found, may_omit=True), pieces.generation)
+            return found
+
+        monkeypatch.setattr(pieces_of, "placed_chunk", looked_up)
+        pieces.begin(state, end, end)
+        assert pieces.held() == [(backfill.id, begin.number)]
+    pool.end()
+
+
+def test_the_pace_of_a_new_backfill_may_be_asked_for_while_those_of_others_are_forgotten() -> None:
+    pieces = Pieces(SOURCE, 1, "files", Wanted(), ConnectionPool("", name="test"))
+    ended, before = threading.Event(), sys.getswitchinterval()
+    known = set(range(500))
+    for number in known:
+        pieces._pace(number)
+
+    def ask() -> None:
+        number = len(known)
+        while not ended.is_set():
+            pieces._pace(number := number + 1)
+
+    asking = threading.Thread(target=ask)
+    sys.setswitchinterval(1e-6)
+    try:
+        asking.start()
+        for _ in range(2_000):
+            pieces.forget_others(known)
+    finally:
+        sys.setswitchinterval(before)
+        ended.set()
+        asking.join()
 
 
 def test_a_reload_that_is_being_cancelled_does_not_begin(

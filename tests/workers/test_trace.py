@@ -152,6 +152,17 @@ def test_the_rule_that_leaves_a_change_out_is_named(traced_of: Callable[..., Tra
     assert set(traced.conclusions(0x100).values()) == {Conclusion.LEFT_OUT}
 
 
+def test_a_change_of_a_renamed_table_that_a_sink_follows_is_not_taken_for_left_out(
+    traced_of: Callable[..., TracedLane],
+) -> None:
+    traced = traced_of(source={"include_tables": ["public.item"]})
+    traced.pipeline.write(*insert(1, (1, "a")))
+    goods = pgoutput.relation(1, "public", "goods", [("id", 23, True), ("name", 25)])
+    traced.pipeline.write(goods, *transaction(0x200, pgoutput.insert(1, ["2", "b"])))
+    traced.pipeline.take()
+    assert traced.conclusions(0x200)["hook"] is Conclusion.DELIVERED
+
+
 def test_each_refusal_of_a_message_is_shown_with_its_answer_until_it_is_delivered(
     traced_of: Callable[..., TracedLane], endpoint: Endpoint
 ) -> None:

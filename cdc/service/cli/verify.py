@@ -109,7 +109,8 @@ def _watch(state: Connection, request: int, deadline: float) -> list[State]:
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("parts,"),
         TimeElapsedColumn(), TextColumn("{task.fields[note]}"),
     )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    errors = Console(stderr=True)
+    with Progress(*columns, console=errors, disable=not errors.is_terminal) as bar:
         tasks = {}
         while True:
             rows = verifications(state, request=request)[::-1]

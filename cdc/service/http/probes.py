@@ -59,9 +59,10 @@ class Readiness:
     def __init__(
         self, state_dsn: str, processes: Processes, sources: Sequence[str] | None = None
     ) -> None:
+        """``sources`` is a list that its owner may change."""
         self._dsn = state_dsn
         self._processes = processes
-        self._sources = None if sources is None else list(sources)
+        self._sources = sources
         self._lock = threading.Lock()
         self._asked_at = float("-inf")
         self._reasons: list[str] = []
@@ -82,15 +83,16 @@ class Readiness:
             yield f"{name} is starting"
 
     def _of_sources(self) -> list[str]:
+        sources = None if self._sources is None else list(self._sources)
         try:
             with connect(self._dsn, name="probe", statement_s=_STATEMENT_S) as connection:
                 rows = connection.cursor(row_factory=dict_row)
-                found = rows.execute(_SOURCES, {"sources": self._sources}).fetchall()
+                found = rows.execute(_SOURCES, {"sources": sources}).fetchall()
         except psycopg.Error:
             return ["the state database does not answer"]
         reasons = [reason for row in found for reason in _reasons(row)]
         known = {str(row["name"]) for row in found}
-        unknown = [name for name in self._sources or () if name not in known]
+        unknown = [name for name in sources or () if name not in known]
         return reasons + [f"{name} was never read" for name in unknown]
 
 

@@ -1,9 +1,9 @@
 """Applying a configuration to the running service, as SQL, the command line, HTTP or SIGHUP ask.
 
 Requests are rows of ``walbrook.config_requests``, and one thread of the supervisor's process takes
-them one by one. Invariants: a request that is
-refused has changed nothing. Before the driver hears of a new consumer its row is there, and holds
-the log; a consumer that is removed is inactive before its worker ends. All else goes on.
+them one by one. Invariants: a request that is refused has changed nothing, and no process that was
+started again meanwhile has read it. Before the driver hears of a new consumer its row is there, and
+holds the log; a consumer that is removed is inactive before its worker ends. All else goes on.
 """
 
 from __future__ import annotations
@@ -108,8 +108,9 @@ class ConfigApplier:
     def _serve(self, state: Connection) -> None:
         while not self._closing.is_set():
             if self._signalled.is_set():
-                self._signalled.clear()
                 request_own(state, self._running.sources[0], _SIGNAL)
+                # A signal that came since then is answered as well: the file is read after this.
+                self._signalled.clear()
             request = take_request(state, self._running.sources)
             if request is None:
                 wait_for_request(state, _LOOK_S)
@@ -157,14 +158,15 @@ class ConfigApplier:
         added = plan.diff.named("database", ChangeKind.ADDED)
         self._ownership.add(added)
         try:
-            self._copy.write(plan.file)
+            self._copy.prepare(plan.file)
             with self._published(plan) as published:
                 self._register(plan, published, asked_by)
         except BaseException:
-            self._copy.write(self._running)
+            self._copy.discard()
             self._ownership.remove(added)
             raise
         # From here on it runs: what fails is said, and refuses nothing.
+        self._copy.replace()
         self._running = plan.file
         ended = [self._keepers.pop(name) for name in plan.ended_databases]
         for keeper in self._keepers.values():

@@ -61,15 +61,24 @@ class ConfigCopy:
         make_directory(directory)
         self.path = directory / f".{first.sources[0]}.running.yaml"
         self.base = first.base
-        self.write(first)
+        self._draft = self.path.with_suffix(".draft")
+        self.prepare(first)
+        self.replace()
 
-    def write(self, file: ConfigFile) -> None:
-        """Replace it: a process that reads it meanwhile has the one or the other."""
-        draft = self.path.with_suffix(".draft")
-        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
+    def prepare(self, file: ConfigFile) -> None:
+        """Write another one beside it, which no process reads before ``replace``."""
+        handle = os.open(self._draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
         with os.fdopen(handle, "w", encoding="utf-8") as file_to_write:
             file_to_write.write(file.text)
-        draft.replace(self.path)
+
+    def replace(self) -> None:
+        """What was prepared counts: a process that reads it meanwhile has the one or the other."""
+        self._draft.replace(self.path)
+
+    def discard(self) -> None:
+        """What was prepared does not count."""
+        self._draft.unlink(missing_ok=True)
 
     def remove(self) -> None:
+        self.discard()
         self.path.unlink(missing_ok=True)

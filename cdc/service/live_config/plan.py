@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import structlog
+
 from cdc.config import Config
 from cdc.config.diff import ChangeKind, ConfigChange, ConfigDiff, diff
 from cdc.config.extras import check_extras
@@ -17,6 +19,8 @@ from cdc.service.checks.event_time import check_event_time
 from cdc.service.checks.expressions import check_expressions
 from cdc.service.checks.groups import check_groups
 from cdc.service.live_config.file import ConfigFile
+
+_logger = structlog.get_logger("walbrook.config")
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,24 @@ def plan_config(running: ConfigFile, *, partly: bool) -> ConfigPlan:
     for name in [*found.named("database", ChangeKind.ADDED), *found.restarting_databases]:
         check_database(wanted.config, wanted.config.database(name))
     return ConfigPlan(wanted, found, left_out, tuple(unchecked))
+
+
+def changed_since(read: ConfigFile) -> ConfigFile:
+    """A file that was read a while ago as it is now, for a service that begins.
+
+    Changes may have been applied to the service that ran meanwhile: what it served is served on.
+    What only a restart changes stays as it was read, and so does all of a file that is wrong now.
+    """
+    try:
+        now = ConfigFile.read(read.path)
+        if left_out := diff(read.config, now.config).for_restart:
+            _logger.warning("config.left_out", changes=[str(change) for change in left_out])
+            now = read.with_changes_of(now)
+        check_extras(sink for sink in now.config.sinks if sink.status == "active")
+    except OperatorError as error:
+        _logger.error("config.wrong", error=error)
+        return read
+    return read if diff(read.config, now.config).for_restart else now
 
 
 def _concerned(config: Config, changes: ConfigDiff) -> Config:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 
 import psycopg
 import structlog
@@ -95,21 +96,32 @@ class Ownership:
 
     def add(self, sources: Iterable[str]) -> None:
         """Be the service of more sources: all of them, or none."""
+        taken: list[str] = []
         with self._guard:
-            for source in sources:
-                if self._connection is None:
-                    raise TransientError("the state database does not answer", fix="try again")
-                self._lock(self._connection, source, wait_s=0.0)
-                self._sources.append(source)
+            try:
+                for source in sources:
+                    if self._connection is None:
+                        raise TransientError("the state database does not answer", fix="try again")
+                    self._lock(self._connection, source, wait_s=0.0)
+                    taken.append(source)
+            except BaseException:
+                self._unlock(taken)
+                raise
+            self._sources += taken
 
     def remove(self, sources: Iterable[str]) -> None:
         """Be the service of these no more."""
         with self._guard:
+            gone = [source for source in sources if source in self._sources]
+            self._sources = [source for source in self._sources if source not in gone]
+            self._unlock(gone)
+
+    def _unlock(self, sources: Iterable[str]) -> None:
+        """Give back locks; those of a connection that is lost went with it."""
+        with suppress(psycopg.OperationalError):
             for source in sources:
-                if source in self._sources:
-                    self._sources.remove(source)
-                    if self._connection is not None:
-                        self._connection.execute(_UNLOCK, (source,))
+                if self._connection is not None:
+                    self._connection.execute(_UNLOCK, (source,))
 
     def _keep(self) -> None:
         self._looked_at = time.monotonic()

@@ -87,8 +87,12 @@ class SourceKeeper:
     def _run(self) -> None:
         backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
         while not self._closing.is_set():
+            config = self._config
             try:
-                self.term = prepare_database(self._config, self._database)
+                term = prepare_database(config, config.database(self._name))
+                if config is not self._config:
+                    continue  # what was registered is no longer asked for
+                self.term = term
                 break
             except Exception as error:
                 self._not_ready(error)

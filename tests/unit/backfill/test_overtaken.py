@@ -143,6 +143,19 @@ def test_a_row_whose_toast_value_a_change_left_out_is_merged() -> None:
     assert (left.dropped, [*left.merged], left.ordinals.tolist()) == (1, [0], [0])
 
 
+def test_a_row_that_a_standby_gave_under_its_new_key_is_merged() -> None:
+    table = Table({1: ("old", "long"), 3: ("old", "other")})
+    table.update(1, "new", None, 2)
+    read = dict(table.rows)  # contains the change, which counts as newer all the same
+    table.insert(1, "again", "short")
+    newer = NewerChanges(table.changes.batch(), table.changes.schemas)
+    left = remaining(chunk(read), SCHEMAS, newer)
+    rows = decode_changes(left.rows, SCHEMAS).to_pylist()
+    assert {row["record_pks"]: json.loads(row["record"])["body"] for row in rows} == {
+        '["2"]': "long", '["3"]': "other",
+    }  # fmt: skip
+
+
 def test_a_truncate_takes_all_rows_that_were_read_before_it() -> None:
     newer = Frame().add(pgoutput.truncate([OID]), RELATION)
     left = remaining(chunk({1: ("a", "b")}), SCHEMAS, NewerChanges(newer.batch(), newer.schemas))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 from bisect import bisect_left
 from pathlib import Path
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from cdc.metrics import snapshot
 from cdc.metrics.catalogue import BUSY_RATIO, INGEST_SECONDS, PHASE_SECONDS
 from cdc.metrics.cells import Distribution
-from cdc.metrics.clock import PhaseClock
+from cdc.metrics.clock import PhaseClock, read_clocks
 from cdc.metrics.families import SERIES_MAX, counter
 from cdc.metrics.snapshot import read_snapshots, write_snapshot
 from cdc.service.http.live_metrics import live_metrics
@@ -66,6 +68,32 @@ def test_time_that_no_phase_took_is_the_rest_and_a_step_within_another_is_part_o
     clock.end("delivery")
     clock.close()
     assert BUSY_RATIO.of("worker", "clock-test", "all").value is None
+
+
+def test_clocks_are_read_while_those_of_other_threads_begin_and_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(PhaseClock, "read", lambda _clock: None)
+    known = [PhaseClock("worker", "clocks-test", str(number)) for number in range(200)]
+    ended = threading.Event()
+
+    def begin_and_end() -> None:
+        while not ended.is_set():
+            for clock in [PhaseClock("worker", "clocks-test", "all") for _ in range(20)]:
+                clock.close()
+
+    thread, before = threading.Thread(target=begin_and_end), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # what takes hours of a service comes at once
+    try:
+        thread.start()
+        for _ in range(20_000):
+            read_clocks()
+    finally:
+        sys.setswitchinterval(before)
+        ended.set()
+        thread.join()
+    for clock in known:
+        clock.close()
 
 
 def test_a_snapshot_is_read_as_it_was_written_and_levels_of_a_dead_process_end(

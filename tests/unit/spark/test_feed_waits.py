@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from typing import Any, cast
 
@@ -49,6 +50,18 @@ def test_short_waits_of_a_starved_worker_add_up_until_a_full_feed_drops_its_olde
     with pytest.raises(BehindError), feed.next("slow", 0.0):
         pass
     assert first.plan.closed  # type: ignore[attr-defined]
+
+
+def test_a_range_says_when_it_was_decoded_and_since_when_it_waits() -> None:
+    class Plan(_Rows):
+        def decode(self) -> list[SliceMarker]:
+            return list(_decoded(0).slices)
+
+    before_us, before = time.time_ns() // 1000, time.monotonic()
+    decoded = DecodedRange.decode(0, 0, 1, cast("Any", Plan()))
+    assert before <= decoded.decoded_at <= time.monotonic()
+    timing = decoded.timing
+    assert before_us <= timing.decoded_from_us <= timing.decoded_us <= time.time_ns() // 1000
 
 
 def test_idle_workers_do_not_wake_each_other() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import closing
+from datetime import UTC, datetime
 
 import pytest
 
@@ -53,3 +54,10 @@ def test_a_worker_waits_once_its_oldest_report_is_too_old(monkeypatch: pytest.Mo
             settler.close()
             for thread in threads:
                 thread.join()
+
+
+def test_the_commit_of_a_range_counts_though_a_part_without_one_was_reported_behind_it() -> None:
+    committed_at = datetime(2026, 1, 2, tzinfo=UTC)
+    whole = Report(Cursor(8, 0), Outcome("a", Cursor(17, 0)), 5, committed_at)
+    step = Report(Cursor(17, 0), Outcome("a", Cursor(17, 100)), 100)  # rows that exist already
+    assert step.after(whole).settlement().last_commit == committed_at

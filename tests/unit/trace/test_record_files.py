@@ -151,3 +151,15 @@ def test_a_line_is_json_that_a_person_can_read(tmp_path: Path) -> None:
     (line,) = file.path.read_bytes().splitlines()
     read = orjson.loads(line)
     assert (read["kind"], read["consumer"], read["start"]) == ("delivery", "hook", [1, 0])
+
+
+def test_a_record_that_cannot_be_written_stops_no_settlement(tmp_path: Path) -> None:
+    records = RecordLog("shop", tmp_path)
+    one = delivery(0x10, 0x20, error="half a character: \udc80")
+    assert records.begin([one])
+    records.begin([delivery(0x20, 0x30)])
+    about = RecordsOfSource(tmp_path)
+    assert about.about(Cursor(0x10, 0)).deliveries == ()
+    (found,) = about.about(Cursor(0x20, 0)).deliveries
+    assert found.start == Cursor(0x20, 0)
+    records.close()
