@@ -49,6 +49,7 @@ _READ: Final = {
     "message.key.columns", "transforms", "key.converter", "value.converter",
     "key.converter.schemas.enable", "value.converter.schemas.enable",
 }  # fmt: skip
+_HIDES_COLUMNS: Final = re.compile(r"column\.")  # it leaves out, masks, hashes or shortens some
 _NOT_NEEDED: Final = re.compile(
     r"tasks\.max|offset\.|max\.batch\.size|max\.queue\.size|poll\.interval\.ms|errors\.|"
     r"(database|schema)\.history\.|topic\.creation\.|key\.converter\.|value\.converter\.|"
@@ -96,7 +97,10 @@ def import_debezium(text: str) -> Imported:
     if filters:
         sink["source"] = filters
     _sink(source, sink, found)
+    known = len(found.remarks)
     _transforms(source, given, sink, found)
+    if len(found.remarks) > known or any(_HIDES_COLUMNS.match(key) for key in source):
+        found.disable(sink, "the sink")
     sink["destination"] = sink_destination(given, source, name, found)
     found.sinks.append(sink)
     for key in sorted(source.keys() - _READ):

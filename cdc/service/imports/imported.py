@@ -46,6 +46,15 @@ class Imported:
         for key in sorted(set(given) - set(known)):
             self.remark(f"{where}.{key}", "has no equivalent", "it is left out")
 
+    def disable(self, sink: Section, where: str) -> None:
+        """Without a filter or transform that it had, a sink would send what it must not."""
+        sink["status"] = "disabled"
+        self.remark(
+            f"{where}.status",
+            "is disabled, because rows would go out unfiltered or in another form",
+            "complete the sink, then remove status: disabled",
+        )
+
     def text(self, name: str) -> str:
         """The configuration as YAML."""
         sections: dict[str, object] = {"databases": self.databases, "sinks": self.sinks}

@@ -171,7 +171,10 @@ def _sink(
     if destination.get("batch") in (False, "false") and sink.pop("batch_size", 1) != 1:
         found.remark(f"{where}.batch_size", "has no effect with batch: false", "it is left out")
     _tables(each, sink)
+    known = len(found.remarks)
     _expressions(each, sink, functions, where, found)
+    if len(found.remarks) > known:
+        found.disable(sink, where)
     backfill = each.get("initial_backfill")
     if isinstance(backfill, list):
         sink["initial_backfill"] = [str(b["table"]) for b in sections(backfill) if "table" in b]
@@ -253,9 +256,12 @@ def _retention(each: Section, servers: dict[str, Section], found: Imported) -> N
         "source": {"include_tables": [table]},
         **taken(each, {"actions": "actions"}),
     }
+    known = len(found.remarks)
     conditions = expression_of(sections(each.get("filters")), f"{where}.filters", found)
     if conditions:
         sink["filter"] = conditions
+    if len(found.remarks) > known:
+        found.disable(sink, where)
     found.remark(
         where,
         f"the table of mode events has other columns than {events}",

@@ -128,6 +128,7 @@ def test_a_sequin_file_becomes_a_configuration_that_loads() -> None:
         "url": "https://search.example.com/changes",
         "batch": False,
     }
+    assert [sink.status for sink in (orders, events, history)] == ["disabled", "active", "disabled"]
     assert events.shape == "record"
     assert not events.message_grouping
     kafka = events.destination.model_dump()
@@ -234,6 +235,7 @@ def test_properties_of_debezium_server_become_a_configuration_that_loads() -> No
     kafka = sink.destination.model_dump()
     assert kafka["topic"] == "shop.{schema}.{table}"
     assert kafka["tombstones"] is True
+    assert sink.status == "disabled", "a column that was left out would go out"
     said = remarks(found)
     assert said["table.include.list"] == "audit.* is a regular expression"
     assert said["transforms.route"] == "is a transform in Java (ByLogicalTableRouter)"
@@ -256,7 +258,7 @@ def test_a_connector_of_kafka_connect_is_read_as_properties_and_as_json() -> Non
     for found in (import_debezium(lines), import_debezium(as_json)):
         config = loaded(found)
         assert config.sinks[0].name == "users"
-        assert config.sinks[0].shape == "record"
+        assert (config.sinks[0].shape, config.sinks[0].status) == ("record", "active")
         assert config.sinks[0].initial_backfill is True
         assert config.databases[0].slot.name == "debezium_pgoutput"
         assert "wal2json" in remarks(found)["plugin.name"]
