@@ -212,6 +212,8 @@ def test_a_table_that_is_added_to_the_publication_comes_with_its_rows_and_its_ch
     live.configure({}, {**everything, "initial_backfill": True})
     assert live.by_sql("apply")[0] == "done"
     live.until_got("everything", live.write("b"))
+    first = "SELECT count(*) = 2 FROM walbrook.backfills WHERE consumer = 'everything'"
+    live.service.until("the rows of its first tables", f"{first} AND state = 'done'")
     assert before not in live.got("everything")
 
     more = [*PUBLICATION["tables"], "public.c"]  # type: ignore[misc]
