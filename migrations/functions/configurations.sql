@@ -23,6 +23,12 @@ BEGIN
             USING ERRCODE = 'too_many_rows',
                   HINT = 'name a database of the one that is meant as source';
     END IF;
+    IF NOT EXISTS (SELECT FROM walbrook.sources s
+                    WHERE s.name = ANY (runs.sources) AND s.state <> 'stopped') THEN
+        RAISE EXCEPTION 'the service of % does not run', array_to_string(runs.sources, ', ')
+            USING ERRCODE = 'object_not_in_prerequisite_state',
+                  HINT = 'start it: it runs the file as it is then';
+    END IF;
     INSERT INTO walbrook.config_requests (action, source, partly)
     VALUES (request_config.action, coalesce(request_config.source, runs.sources[1]),
             coalesce(request_config.partly, false))
