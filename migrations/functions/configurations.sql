@@ -23,8 +23,9 @@ BEGIN
             USING ERRCODE = 'too_many_rows',
                   HINT = 'name a database of the one that is meant as source';
     END IF;
-    IF NOT EXISTS (SELECT FROM walbrook.sources s
-                    WHERE s.name = ANY (runs.sources) AND s.state <> 'stopped') THEN
+    -- The lock that a service holds for each of its sources.
+    IF pg_try_advisory_lock(hashtextextended('walbrook.source.' || runs.sources[1], 0)) THEN
+        PERFORM pg_advisory_unlock(hashtextextended('walbrook.source.' || runs.sources[1], 0));
         RAISE EXCEPTION 'the service of % does not run', array_to_string(runs.sources, ', ')
             USING ERRCODE = 'object_not_in_prerequisite_state',
                   HINT = 'start it: it runs the file as it is then';

@@ -14,6 +14,7 @@ _SOURCE = """
 INSERT INTO walbrook.sources (name, slot, publication, system_identifier, restart_lsn, state)
 VALUES ('shop', 's', 'p', '1', '0/0', 'stopped')
 """
+_LOCK = "SELECT pg_advisory_lock(hashtextextended('walbrook.source.shop', 0))"
 
 
 def test_a_service_that_does_not_run_is_asked_for_nothing(database: Database) -> None:
@@ -24,5 +25,6 @@ def test_a_service_that_does_not_run_is_asked_for_nothing(database: Database) ->
             with pytest.raises(psycopg.Error, match="the service of shop does not run") as refused:
                 state.execute(f"SELECT walbrook.{act}()".encode())
             assert refused.value.diag.message_hint == "start it: it runs the file as it is then"
-        state.execute("UPDATE walbrook.sources SET state = 'streaming'")
-        assert state.execute("SELECT walbrook.plan_config()").fetchone() == (1,)
+        with database.connect() as service:
+            service.execute(_LOCK)
+            assert state.execute("SELECT walbrook.plan_config()").fetchone() == (1,)
