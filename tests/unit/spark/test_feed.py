@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -71,7 +71,8 @@ def test_a_range_with_changes_waits_for_a_worker_until_it_has_passed_it() -> Non
     feed = feed_at()
     assert not feed.has_rows("a"), "it is not in the feed"
     feed.join("a", HISTORY, 0)
-    feed.put(DecodedRange(HISTORY, 0, 1, [], CountedPlan()), NEVER)
+    idle = [replace(each, rows=0) for each in decoded_range(0, 1).slices]
+    feed.put(DecodedRange(HISTORY, 0, 1, idle, CountedPlan()), NEVER)
     assert not feed.has_rows("a"), "nothing but a position has come"
     put(feed, 2)
     assert feed.has_rows("a")

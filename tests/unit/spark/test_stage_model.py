@@ -318,8 +318,8 @@ def test_the_invariant_is_seen_to_fail_where_the_stage_is_broken(broken: str) ->
         if broken == "settles ahead":
             whole = Settler.report
 
-            def ahead(self: Settler, name: str, report: settler.Report) -> None:
-                whole(self, name, report)
+            def ahead(self: Settler, name: str, report: settler.Report, **given: bool) -> None:
+                whole(self, name, report, **given)
                 stage.rows.cursors[name] = Cursor(0x100_000, 0)
 
             patch.setattr(Settler, "report", ahead)
