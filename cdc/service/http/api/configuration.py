@@ -74,6 +74,7 @@ def config_routes(state_dsn: str, access: Access) -> list[Route]:
             access,
             methods=("GET",),
             operates=True,
+            role=Role.OPERATE,
             about=About(
                 "The configuration as it runs, without secrets.", query={"source": _SOURCE}
             ),
