@@ -144,7 +144,8 @@ def test_a_merged_consumer_goes_on_when_the_stage_of_one_source_begins_again(
         pipeline.write("a", (1, 1 * S), (3, 3 * S))
         pipeline.write("b", (2, 2 * S))
         until("what is due", lambda: ids(pipeline) == [1, 2])
-        before = stages.by_source[again].workers[NAME]
+        workers = stages.by_source[again].workers
+        before = until("the worker in that stage", lambda: workers.get(NAME))
         stages.begin_again(again)
         for stage in stages.by_source.values():
             until("a new worker", lambda: stage.workers.get(NAME) not in (None, before))  # noqa: B023
