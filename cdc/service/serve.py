@@ -119,5 +119,5 @@ def _stand_by(
             if set(file.sources) == set(before.sources):
                 logger.info("standby.takes_over")
                 return file, ownership
-            ownership.__exit__()  # others serve its databases as they are now, or may
+            ownership.release()  # others serve its databases as they are now, or may
     return None

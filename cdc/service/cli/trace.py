@@ -18,6 +18,8 @@ from cdc.service.cli.options import DEFAULT_CONFIG, ConfigPath, command_group, s
 
 if TYPE_CHECKING:
     from cdc.connection import Connection
+    from cdc.cursor import Cursor
+    from cdc.trace.tracer import Tracer
 
 trace_app = command_group()
 
@@ -80,22 +82,14 @@ def trace(
 
     from cdc.config import load
     from cdc.service.trace_filters import evaluate_filters
-    from cdc.trace.change import RowKey, read_any_cursor
+    from cdc.trace.change import read_any_cursor
     from cdc.trace.text import as_json, lines_of
     from cdc.trace.tracer import Tracer
 
     tracer = Tracer(load(config))
     name = tracer.source(source)
     if key is not None:
-        start = None if since is None else read_any_cursor(since)
-        row = RowKey.parse(key)
-        found = [each.cursor for each in tracer.changes_of(name, row, limit, start)]
-        if not found:
-            raise OperatorError(
-                f"the log of {name} has no change of {key}",
-                fix="walbrook log ls shows how far back it goes; a change that is committed comes "
-                "within moments; the columns of a key are written in key order",
-            )
+        found = _changes_of(tracer, name, key, limit, since)
     else:
         found = [read_any_cursor(cursor or idempotency_key or "")]
     with state_of(config) as state:
@@ -106,6 +100,24 @@ def trace(
                 typer.echo(orjson.dumps(as_json(traced, payload=payload)).decode())
             else:
                 typer.echo("\n" * bool(at) + "\n".join(lines_of(traced, payload=payload)))
+
+
+def _changes_of(
+    tracer: Tracer, source: str, key: str, limit: int, since: str | None
+) -> list[Cursor]:
+    """The latest changes of a row that the log has."""
+    from cdc.trace.change import RowKey, read_any_cursor
+
+    start = None if since is None else read_any_cursor(since)
+    found = [each.cursor for each in tracer.changes_of(source, RowKey.parse(key), limit, start)]
+    if not found:
+        raise OperatorError(
+            f"the log of {source} has no change of {key}",
+            fix="walbrook log ls shows how far back it goes; a row that came by a backfill is not "
+            "in the log; a change that is committed comes within moments; the columns of a key are "
+            "written in key order",
+        )
+    return found
 
 
 def _live(state: Connection, sink: str, seconds: int, per_second: int) -> Iterator[str]:

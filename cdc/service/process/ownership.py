@@ -53,7 +53,7 @@ class Ownership:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._let_go()
+        self.release()
 
     def stand_by(self, stop: StopSignal) -> bool:
         """Wait until no other service serves any of the sources, and take the locks of all.
@@ -72,10 +72,10 @@ class Ownership:
                     return True
                 self._is_away = False
             except (UnreachableError, psycopg.Error) as error:
-                self._let_go()
+                self.release()
                 self._note_away(error)
             if stop.wait(_POLL_S):
-                self._let_go()
+                self.release()
                 return False
 
     def _try_all(self, connection: Connection) -> bool:
@@ -130,7 +130,7 @@ class Ownership:
                 self._connection.execute("SELECT 1")
                 return
         except psycopg.Error:
-            self._let_go()
+            self.release()
         try:
             self._take()
         except (OperatorError, TransientError) as error:
@@ -151,7 +151,7 @@ class Ownership:
             for source in self._sources:
                 self._lock(self._connection, source)
         except psycopg.OperationalError as error:
-            self._let_go()
+            self.release()
             raise TransientError(f"the state database went away: {str(error).strip()}") from error
 
     def _lock(self, connection: Connection, source: str, wait_s: float = _WAIT_S) -> None:
@@ -168,7 +168,7 @@ class Ownership:
                 )
             time.sleep(_POLL_S)
 
-    def _let_go(self) -> None:
+    def release(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
